@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class _NotifyingLoader(Loader):
     """Stands in for a watched module's loader until the module is executed, then steps aside."""
 
-    def __init__(self, loader: Any, notify: Callback) -> None:  # noqa: ANN401  (loaders share no base class)
+    def __init__(self, loader: Any, notify: Callback) -> None:
         self._loader = loader
         self._notify = notify
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

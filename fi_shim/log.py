@@ -49,7 +49,7 @@ def release() -> None:
             LOGGER.removeHandler(handler)
 
 
-def event(level: str, name: str, **fields: object) -> None:
+def event(level: str, name: str, /, **fields: object) -> None:
     """Log one event at `level`, a key of LEVELS. Values with spaces or quotes are quoted; a failing handler is not our caller's problem."""
     number = LEVELS[level]
     if not LOGGER.isEnabledFor(number):

@@ -33,7 +33,8 @@ def release_folder(version: str) -> Path:
 
 
 def _wanted(name: str) -> bool:
-    return name.endswith(".py") or ".dist-info/" in name
+    # JSON files lie beside some modules, which read them when they are imported.
+    return (name.endswith((".py", ".json")) and not name.startswith("flashinfer/data/")) or ".dist-info/" in name
 
 
 def fetch(version: str) -> Path:

@@ -1,0 +1,9 @@
+"""The patches, one file each. PATCHES lists them in the order in which they are applied."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fi_shim.patches import validator
+
+PATCHES: Final = (validator.PATCH,)

@@ -1,0 +1,1 @@
+"""The only places where a workspace touches the world."""

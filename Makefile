@@ -1,0 +1,50 @@
+# Two commands for a fresh machine with Python 3.10 or newer and git: `make demo` and `make test`. Each makes its own environment.
+PYTHON ?= python3
+DEMO_FLASHINFER ?= 0.6.18
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+DEPENDENCIES := pyproject.toml Makefile
+
+.PHONY: demo test lint matrix bench clean
+
+demo: $(VENV)/host
+	$(BIN)/python tools/fetch_flashinfer.py $(DEMO_FLASHINFER) >$(VENV)/demo-flashinfer
+	PYTHONPATH="$$(cat $(VENV)/demo-flashinfer)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/fi-shim demo all
+
+test: $(VENV)/dev
+	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py --tested) >/dev/null
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github/workflows
+
+matrix: $(VENV)/dev
+	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py) >/dev/null
+	$(BIN)/python tools/matrix.py
+
+bench: $(VENV)/dev
+	$(BIN)/python tools/fetch_flashinfer.py $(DEMO_FLASHINFER) >$(VENV)/bench-flashinfer
+	PYTHONPATH="$$(cat $(VENV)/bench-flashinfer)" $(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) build dist
+
+# What a host needs to import flashinfer.comm without a GPU, and the package itself. The stamp says that the step is complete.
+$(VENV)/host: $(DEPENDENCIES)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fi_shim needs Python 3.10 or newer; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1'
+	$(PIP) --group host-cpu
+	$(PIP) --editable '.[cli]'
+	touch $@
+
+$(VENV)/dev: $(VENV)/host
+	$(PIP) --group dev
+	touch $@

@@ -1,0 +1,42 @@
+"""Makes FlashInfer's all-reduce-fusion workspaces quiet, exact and hang-free, from outside.
+
+Importing this package activates it, unless FI_SHIM=0: FlashInfer's modules are patched as they are imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fi_shim.activation import activate, deactivate
+
+if TYPE_CHECKING:
+    from fi_shim.report import status
+    from fi_shim.workspace.planning import plan
+    from fi_shim.workspace.sizes import Allocation, AllocationPlan
+
+__version__ = "0.1.0"
+__all__ = ["Allocation", "AllocationPlan", "__version__", "activate", "deactivate", "plan", "status"]
+
+# Loaded when first asked for: an engine that imports the package pays for the hooks only.
+_LATE = {
+    "Allocation": "fi_shim.workspace.sizes",
+    "AllocationPlan": "fi_shim.workspace.sizes",
+    "plan": "fi_shim.workspace.planning",
+    "status": "fi_shim.report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})
+
+
+activate()

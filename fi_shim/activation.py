@@ -1,0 +1,164 @@
+"""From settings to patched modules: callbacks after FlashInfer's imports, idempotent, never raising into an import or an engine."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+from fi_shim import log
+from fi_shim import settings as settings_module
+from fi_shim.importing import PostImportFinder
+from fi_shim.patches import PATCHES
+from fi_shim.patches.definition import Context
+from fi_shim.registry import (
+    APPLIED,
+    DISABLED,
+    FAILED,
+    NOT_NEEDED,
+    PENDING,
+    REGISTRY,
+    UNKNOWN_CODE,
+    NotNeededError,
+    Record,
+    UnknownCodeError,
+)
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from fi_shim.patches.definition import Patch
+    from fi_shim.settings import Settings
+
+
+class _Activation:
+    """What is active in this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.finder = PostImportFinder()
+        self.settings: Settings | None = None
+        self.announced = False
+
+
+_ACTIVATION: Final = _Activation()
+
+
+def active_settings() -> Settings | None:
+    """The settings in force, or None while the shim is not active."""
+    return _ACTIVATION.settings
+
+
+def activate(settings: Settings | None = None) -> None:
+    """Patch FlashInfer, now or as soon as it is imported. Idempotent; never raises.
+
+    Args:
+        settings: None reads the FI_SHIM_* variables. With other settings than those in force, the shim starts anew.
+    """
+    try:
+        with _ACTIVATION.lock:
+            _activate(settings_module.read() if settings is None else settings)
+    except Exception as error:  # noqa: BLE001  # the promise: FlashInfer then runs as without us
+        log.event("warning", "activation_failed", error=repr(error))
+
+
+def _activate(settings: Settings) -> None:
+    if settings == _ACTIVATION.settings:
+        return
+    if _ACTIVATION.settings is not None:
+        deactivate()
+    if settings.enabled is False:
+        return
+    log.configure(settings.log)
+    for problem in settings.problems:
+        log.event("warning", "setting_not_understood", problem=problem)
+    for name in sorted(settings.disable - {patch.name for patch in PATCHES}):
+        log.event("warning", "unknown_patch", name=name, known=",".join(patch.name for patch in PATCHES))
+    _ACTIVATION.settings = settings
+    _ACTIVATION.announced = False
+    for patch in PATCHES:
+        record = REGISTRY.records.setdefault(patch.name, Record(patch.name, patch.module, patch.why))
+        record.state, record.reason = PENDING, f"{patch.module} is not imported yet"
+        if patch.name in settings.disable:
+            record.state, record.reason = DISABLED, "FI_SHIM_DISABLE names it"
+    for module_name in dict.fromkeys(patch.module for patch in PATCHES):
+        patches = tuple(patch for patch in PATCHES if patch.module == module_name)
+        _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, patches))
+
+
+def deactivate() -> None:
+    """Restore every original object. What somebody else wrapped stays in place, without effect, and `status()` names it.
+
+    Graphs that torch.compile made while the shim was active keep the rejections they were compiled with until they are compiled anew.
+    """
+    with _ACTIVATION.lock, REGISTRY.lock:
+        _ACTIVATION.finder.forget()
+        if _ACTIVATION.settings is None:
+            return
+        _ACTIVATION.settings = None
+        for record in REGISTRY.records.values():
+            record.restore()
+            if record.points:
+                log.event("warning", "not_restored", patch=record.name, reason=record.reason)
+        log.event("info", "inactive")
+        log.release()
+
+
+def _on_import(patches: tuple[Patch, ...], module: ModuleType) -> None:
+    """After FlashInfer's module has run. Nothing may escape from here: it would break the user's import."""
+    try:
+        with REGISTRY.lock:
+            settings = _ACTIVATION.settings
+            if settings is None:
+                return
+            for patch in patches:
+                _apply(patch, module, settings)
+            _announce()
+    except Exception as error:  # noqa: BLE001
+        log.event("warning", "patching_failed", module=module.__name__, error=repr(error))
+
+
+def _apply(patch: Patch, module: ModuleType, settings: Settings) -> None:
+    record = REGISTRY.records[patch.name]
+    if record.state == DISABLED:
+        return
+    try:
+        record.reason = patch.apply(module, Context(settings, record))
+        record.state = APPLIED
+        record.switch.on = True
+        return
+    except NotNeededError as error:
+        state, reason = NOT_NEEDED, str(error)
+    except UnknownCodeError as error:
+        state, reason = UNKNOWN_CODE, str(error)
+    except Exception as error:  # noqa: BLE001  # one patch's fault must not cost the others
+        state, reason = FAILED, repr(error)
+    record.restore()
+    record.state, record.reason = state, reason
+    if state != NOT_NEEDED:
+        log.event("warning", "patch_not_applied", patch=patch.name, state=state, reason=reason, flashinfer=flashinfer_version())
+
+
+def _announce() -> None:
+    """One line a process, when FlashInfer is there and nothing is pending any more."""
+    states = {record.name: record.state for record in REGISTRY.records.values()}
+    if _ACTIVATION.announced or PENDING in states.values():
+        return
+    _ACTIVATION.announced = True
+    patches = ",".join(name for name, state in states.items() if state == APPLIED) or "none"
+    log.event("info", "active", flashinfer=flashinfer_version(), patches=patches)
+
+
+def flashinfer_version() -> str:
+    """Version of the FlashInfer that is imported, as far as it says one."""
+    version = getattr(sys.modules.get("flashinfer"), "__version__", None)
+    if version:
+        return str(version)
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as distribution_version
+
+    try:
+        return distribution_version("flashinfer-python")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,1 @@
+"""Real FlashInfer without and with the shim, side by side."""

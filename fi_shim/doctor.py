@@ -1,0 +1,120 @@
+"""What would be, or is, patched on this machine, and why not: versions, devices, regime, patches, settings."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from fi_shim import activation, registry
+from fi_shim.report import status
+
+COMPANIONS: Final = (
+    "flashinfer-python",
+    "flashinfer-cubin",
+    "flashinfer-jit-cache",
+    "cuda-python",
+    "cuda-bindings",
+    "nvidia-ml-py",
+    "apache-tvm-ffi",
+)
+OWN: Final = ("wrapt", "packaging", "click")
+_TROUBLE: Final = frozenset({registry.UNKNOWN_CODE, registry.FAILED, registry.REPLACED})
+
+
+def examine() -> dict[str, Any]:
+    """Import FlashInfer with the shim active and report. Never raises; `problems` lists the bad news, one sentence each."""
+    activation.activate()
+    packages = {name: _installed(name) for name in (*OWN, "torch", *COMPANIONS)}
+    torch_problem = _import_problem("torch") if packages["torch"] else "torch is not installed"
+    flashinfer_problem = None
+    if not packages["flashinfer-python"] and importlib.util.find_spec("flashinfer") is None:
+        flashinfer_problem = "FlashInfer is not installed: there is nothing to patch"
+    elif torch_problem is None:
+        flashinfer_problem = _import_problem("flashinfer.comm")
+    state = status()
+    return {
+        "python": platform.python_version(),
+        "packages": packages,
+        "device": {"problem": torch_problem} if torch_problem else _device_facts(),
+        **state,
+        "problems": [problem for problem in (torch_problem, flashinfer_problem) if problem] + _problems(state),
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _import_problem(name: str) -> str | None:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # a broken library may raise anything, SystemExit included
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return f"`import {name}` fails: {type(error).__name__}: {error}"
+    return None
+
+
+def _device_facts() -> dict[str, Any]:
+    """The first CUDA device as torch sees it; CUDA is not initialised for it."""
+    import torch
+
+    try:
+        if not torch.cuda.is_available():
+            return {"devices": 0}
+        return {
+            "devices": torch.cuda.device_count(),
+            "name": torch.cuda.get_device_name(0),
+            "capability": torch.cuda.get_device_capability(0),
+        }
+    except Exception as error:  # noqa: BLE001  # a driver that does not answer is a fact to report
+        return {"problem": f"torch.cuda does not answer: {error}"}
+
+
+def _problems(state: dict[str, Any]) -> list[str]:
+    """Bad news in a `status()`."""
+    problems = []
+    if not state["active"] and state["settings"]["enabled"]["value"] is not False:
+        problems.append("the shim could not be activated")
+    if state["drift"]["state"] in {"unknown release", "table unreadable"}:
+        problems.append(state["drift"]["detail"])
+    problems += [
+        f"patch {name}: {patch['state']}: {patch['reason']}" for name, patch in state["patches"].items() if patch["state"] in _TROUBLE
+    ]
+    return problems
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report for people."""
+    from tabulate import tabulate
+
+    flashinfer = report["flashinfer"] or "not found"
+    versions = [("Python", report["python"])] + [(name, found or "-") for name, found in report["packages"].items()]
+    device = ", ".join(f"{key} {value}" for key, value in report["device"].items())
+    regime = ", ".join(f"{backend}: {name}" for backend, name in (report["regime"] or {}).items()) or report["drift"]["state"]
+    patches = [(name, patch["state"], patch["reason"]) for name, patch in report["patches"].items()]
+    settings = [(name, setting["value"], setting["source"]) for name, setting in report["settings"].items()]
+    parts = [
+        tabulate(versions, tablefmt="plain"),
+        f"FlashInfer {flashinfer} imported from {_location()}\nregime      {regime}\ndevice      {device}",
+        tabulate(patches, headers=("patch", "state", "reason"), tablefmt="simple") if patches else "no patches: " + _why_off(report),
+        tabulate(settings, headers=("setting", "value", "source"), tablefmt="simple"),
+        "\n".join(f"problem: {problem}" for problem in report["problems"]) or "no problems",
+    ]
+    return "\n\n".join(parts)
+
+
+def _location() -> str:
+    module = sys.modules.get("flashinfer")
+    return str(getattr(module, "__file__", None) or "nowhere")
+
+
+def _why_off(report: dict[str, Any]) -> str:
+    return "switched off by FI_SHIM=0" if report["settings"]["enabled"]["value"] is False else "not active"

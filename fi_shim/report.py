@@ -1,0 +1,52 @@
+"""`fi_shim.status()`: the state of this process, as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fi_shim import activation
+from fi_shim import settings as settings_module
+from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_release
+from fi_shim.patches.validator import REJECTIONS
+from fi_shim.registry import REGISTRY
+
+
+def status() -> dict[str, Any]:
+    """What the shim is doing in this process. Plain data, ready for JSON.
+
+    Returns:
+        active: bool.
+        flashinfer: version that is imported, else installed, else None.
+        regime: backend -> name of the regime that sizes it; None for a release without a table.
+        patches: name -> state, reason, module, targets, why.
+        settings: name -> value, source (a variable, "default" or "activate()").
+        suppressed: rejections answered from cached limits (count).
+        drift: what is known of differences between the tables and this FlashInfer.
+        declines: verdicts that declined a workspace.
+    """
+    in_force = activation.active_settings()
+    version = activation.flashinfer_version()
+    regime, drift = regimes_of(version)
+    return {
+        "active": in_force is not None,
+        "flashinfer": None if version == "unknown" else version,
+        "regime": regime,
+        "patches": REGISTRY.as_dict(),
+        "settings": (in_force or settings_module.read()).as_dict(),
+        "suppressed": {"rejections": REJECTIONS.total},
+        "drift": drift,
+        "declines": [],
+    }
+
+
+def regimes_of(version: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
+    """The regimes of a release, and what is to be said about its table."""
+    if version == "unknown":
+        return None, {"state": "no FlashInfer"}
+    try:
+        release = find_release(version)
+    except UnknownReleaseError as error:
+        return None, {"state": "unknown release", "detail": str(error)}
+    except CompatibilityError as error:
+        return None, {"state": "table unreadable", "detail": str(error)}
+    return dict(release.regimes), {"state": "known release"}

@@ -1,0 +1,106 @@
+"""`fi_shim.plan`: what a FlashInfer release allocates for a workspace, to the byte."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from fi_shim.compatibility import find_release
+from fi_shim.seams import driver as seam
+from fi_shim.workspace.request import positive_integer, workspace_shape
+from fi_shim.workspace.sizes import AllocationPlan, Granularities, load_regime
+
+if TYPE_CHECKING:
+    from fi_shim.workspace.request import WorkspaceShape
+    from fi_shim.workspace.sizes import Regime
+
+
+def plan(
+    flashinfer_version: str | None = None,
+    *,
+    backend: str = "trtllm",
+    world_size: int,
+    max_token_num: int,
+    hidden_dim: int,
+    dtype: Any,
+    allocation_granularity: int | None = None,
+    multicast_granularity: int | None = None,
+    signal_pad_size: int | None = None,
+    confidential_computing: bool = False,
+    force_oneshot_support: bool = False,
+) -> AllocationPlan:
+    """What one rank allocates for a workspace of `max_token_num` tokens of `hidden_dim` elements, in FlashInfer's order.
+
+    Args:
+        flashinfer_version: a release such as "0.7.2"; None: the installed one.
+        backend: "trtllm" or "mnnvl".
+        world_size: ranks in the group.
+        max_token_num: tokens.
+        hidden_dim: elements a token.
+        dtype: a torch.dtype or its name.
+        allocation_granularity: bytes; None: the device's if CUDA is initialised in this process already, else 2 MiB.
+        multicast_granularity: bytes; None: likewise, else 512 MiB (H200).
+        signal_pad_size: bytes torch puts behind a symmetric-memory buffer; None: torch's if it is imported already, else 2048.
+        confidential_computing: whether the GPU runs in that mode (releases from 0.6.16 on then use symmetric memory).
+        force_oneshot_support: mnnvl only: buffers for the one-shot strategy at every size.
+
+    Returns:
+        The plan; sizes in bytes. Source: the tables under `compat/`, read off each release's code.
+
+    Raises:
+        ValueError: an argument is not usable, or FlashInfer refuses the shape; the text names argument and value.
+            CompatibilityError (a ValueError): a table is missing or wrong; the text names the file.
+    """
+    shape = workspace_shape(
+        backend=backend, world_size=world_size, max_token_num=max_token_num, hidden_dim=hidden_dim, dtype=dtype,
+        force_oneshot_support=force_oneshot_support,
+    )  # fmt: skip
+    if not isinstance(confidential_computing, bool):
+        raise ValueError(f"confidential_computing={confidential_computing!r} is not True or False")  # noqa: TRY004
+    release = find_release(installed_flashinfer() if flashinfer_version is None else flashinfer_version)
+    regime = load_regime(release.regime_name(shape.backend, confidential_computing=confidential_computing))
+    granularities = _granularities(shape, regime, allocation_granularity, multicast_granularity, signal_pad_size)
+    return regime.plan(shape, granularities)
+
+
+def installed_flashinfer() -> str:
+    """Version of the installed flashinfer-python distribution. ValueError if there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("flashinfer-python")
+    except PackageNotFoundError:
+        raise ValueError("flashinfer_version=None: flashinfer-python is not installed here; name a release") from None
+
+
+def _granularities(
+    shape: WorkspaceShape, regime: Regime, allocation: int | None, multicast: int | None, signal_pad: int | None
+) -> Granularities:
+    default = Granularities()
+    if (allocation is None or multicast is None) and seam.cuda_is_initialized():
+        default = _of_current_device(shape, regime)
+    pad = default.signal_pad if signal_pad is None else positive_integer("signal_pad_size", signal_pad)
+    if signal_pad is None and regime.table["allocator"] == "symm_mem":
+        pad = seam.torch_signal_pad_size() or default.signal_pad
+    return Granularities(
+        allocation=default.allocation if allocation is None else positive_integer("allocation_granularity", allocation),
+        multicast=default.multicast if multicast is None else positive_integer("multicast_granularity", multicast),
+        signal_pad=pad,
+    )
+
+
+def _of_current_device(shape: WorkspaceShape, regime: Regime) -> Granularities:
+    """The current device's answers; where a driver does not give one, the default."""
+    default = Granularities()
+    try:
+        driver = seam.bindings()
+        device = int(seam.checked(driver, "cuCtxGetDevice"))
+        handle_type = seam.posix_handle_type(driver)
+        allocation = seam.allocation_granularity(driver, seam.allocation_properties(driver, device, handle_type))
+    except (ImportError, AttributeError, seam.DriverError):
+        return default
+    multicast = default.multicast
+    if regime.multicast != "none":
+        with contextlib.suppress(seam.DriverError):
+            multicast = seam.multicast_granularity(driver, shape.world_size, allocation, handle_type)
+    return Granularities(allocation, multicast, default.signal_pad)

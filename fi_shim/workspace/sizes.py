@@ -1,0 +1,148 @@
+"""How much: a shape, a regime and the granularities give the exact bytes, in FlashInfer's order.
+
+A regime is a table under `compat/regimes/`, not code. It names quantities, each a start and a list of operations; buffers, each one
+of these quantities; and the roundings that lead from a buffer's bytes to what is requested and to what the device gives up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from fi_shim.compatibility import CompatibilityError, load_regime_table
+from fi_shim.workspace.request import positive_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from fi_shim.workspace.request import WorkspaceShape
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Granularities:
+    """What the device and torch add to each allocation, in bytes. Defaults: H200, and the pad that torch < 2.13 puts behind a buffer."""
+
+    allocation: int = 2 * MIB
+    multicast: int = 512 * MIB
+    signal_pad: int = 2048
+
+    def __post_init__(self) -> None:
+        positive_integer("allocation_granularity", self.allocation)
+        positive_integer("multicast_granularity", self.multicast)
+        positive_integer("signal_pad_size", self.signal_pad)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One big allocation. Small ones (pointer tables, 20 bytes of flags, an int64 tensor; about 2 MiB in all) are not listed."""
+
+    purpose: str
+    """buffer, flags, lamport or mnnvl."""
+    allocator: str
+    """cuMemCreate or symm_mem."""
+    requested: int
+    """Bytes given to SymmDeviceMemory or symm_mem.empty."""
+    allocated: int
+    """Physical bytes the device gives up."""
+
+
+@dataclass(frozen=True)
+class AllocationPlan:
+    """What one rank of one release allocates for one shape, in order."""
+
+    regime: str
+    allocations: tuple[Allocation, ...]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What FlashInfer reports of the workspace's sizes, under its own keys (bytes where a size)."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of `allocated`."""
+        return sum(allocation.allocated for allocation in self.allocations)
+
+
+# `align` is FlashInfer's own rounding for powers of two, bit arithmetic included; `round_up` is right for any number.
+_OPERATIONS: Final[dict[str, Callable[[int, int], int]]] = {
+    "times": lambda value, by: value * by,
+    "divide": lambda value, by: value // by,
+    "add": lambda value, by: value + by,
+    "at_most": min,
+    "at_least": max,
+    "round_up": lambda value, to: -(-value // to) * to,
+    "round_down": lambda value, to: value // to * to,
+    "align": lambda value, to: (value + to - 1) & ~(to - 1),
+}
+
+
+@dataclass(frozen=True)
+class Regime:
+    """One way of allocating, as `compat/regimes/<name>.toml` describes it."""
+
+    name: str
+    backend: str
+    multicast: str
+    """What of NVLink multicast it touches: none, granularity (asked for sizes only) or object (a multicast object is bound)."""
+    path: Path
+    table: Mapping[str, Any]
+
+    def plan(self, shape: WorkspaceShape, granularities: Granularities) -> AllocationPlan:
+        """The plan for `shape`. ValueError where FlashInfer refuses the shape, CompatibilityError where the table is wrong."""
+        try:
+            return self._plan(shape, granularities)
+        except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+            raise CompatibilityError(f"{self.path}: cannot be evaluated: {type(error).__name__}: {error}") from error
+
+    def _plan(self, shape: WorkspaceShape, granularities: Granularities) -> AllocationPlan:
+        known = _variables(shape, granularities)
+        for quantity in self.table["quantity"]:
+            start = quantity.get("start_if_oneshot_is_forced") if shape.force_oneshot_support else None
+            known[quantity["name"]] = _evaluate(start or quantity["start"], quantity.get("then", ()), known)
+        for refusal in self.table.get("refuse", ()):
+            if known[refusal["quantity"]] > refusal["above"]:
+                raise ValueError(f"{refusal['quantity']}={known[refusal['quantity']]}: {refusal['why']}")
+        allocations = []
+        for buffer in self.table["buffer"]:
+            requested = _evaluate(buffer["size"], self.table["requested"], known)
+            allocated = _evaluate(requested, self.table["allocated"], known)
+            known[f"{buffer['purpose']}_requested"], known[f"{buffer['purpose']}_allocated"] = requested, allocated
+            allocations.append(Allocation(buffer["purpose"], self.table["allocator"], requested, allocated))
+        for quantity in self.table.get("usable", ()):
+            known[quantity["name"]] = _evaluate(quantity["start"], quantity.get("then", ()), known)
+        return AllocationPlan(self.name, tuple(allocations), {key: known[name] for key, name in self.table["metadata"].items()})
+
+
+def load_regime(name: str) -> Regime:
+    """Read a regime. CompatibilityError if its table is missing or incomplete."""
+    path, table = load_regime_table(name)
+    missing = {"name", "backend", "allocator", "multicast", "quantity", "buffer", "requested", "allocated", "metadata"} - set(table)
+    if missing:
+        raise CompatibilityError(f"{path}: {', '.join(sorted(missing))} missing")
+    if table["name"] != name:
+        raise CompatibilityError(f"{path}: says name {table['name']!r}")
+    return Regime(name, table["backend"], table["multicast"], path, table)
+
+
+def _variables(shape: WorkspaceShape, granularities: Granularities) -> dict[str, int]:
+    is_float32 = shape.dtype == "float32"
+    return {
+        "world_size": shape.world_size,
+        "max_token_num": shape.max_token_num,
+        "hidden_dim": shape.hidden_dim,
+        "element_size": shape.element_size,
+        "lamport_element_size": 4 if is_float32 else 2,  # the trtllm kernels know float32 and two-byte elements only
+        "use_fp32_lamport": is_float32,
+        "allocation_granularity": granularities.allocation,
+        "multicast_granularity": granularities.multicast,
+        "signal_pad_size": granularities.signal_pad,
+    }
+
+
+def _evaluate(start: int | str, operations: Sequence[Mapping[str, int | str]], known: Mapping[str, int]) -> int:
+    value = known[start] if isinstance(start, str) else start
+    for operation in operations:
+        ((name, operand),) = operation.items()
+        value = _OPERATIONS[name](value, known[operand] if isinstance(operand, str) else operand)
+    return value

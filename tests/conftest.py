@@ -1,0 +1,80 @@
+"""Options and fixtures for all tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fetch_flashinfer
+import pytest
+import releases
+
+from fi_shim.compatibility import known_releases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPOSITORY = Path(__file__).parent.parent
+PROGRAM_TIME_LIMIT_S = 300
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--releases", help="'all', or FlashInfer releases separated by commas; default: those of `make test`")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for `release` runs once for each."""
+    if "release" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("releases")
+        versions = releases.TESTED if not chosen else known_releases() if chosen == "all" else tuple(chosen.split(","))
+        metafunc.parametrize("release", versions)
+
+
+class Host:
+    """A Python with (or without) one FlashInfer release on its path, for programs in fresh processes."""
+
+    def __init__(self, release: str | None) -> None:
+        self.release = release
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("FI_SHIM", "PYTHON", "FLASHINFER"))}
+        path = [str(fetch_flashinfer.fetch(self.release))] if self.release else []
+        return {**inherited, "PYTHONPATH": os.pathsep.join(path), "FLASHINFER_DISABLE_VERSION_CHECK": "1", **variables}
+
+    def run(self, *arguments: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `python *arguments`; with `check` it must succeed."""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_TIME_LIMIT_S,
+            check=False,
+        )
+        if check and done.returncode:
+            pytest.fail(f"{arguments}: exit {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
+        return done
+
+    def program(self, name: str, *arguments: str, **variables: str) -> Any:
+        """Run tests/flashinfer/programs/<name>.py; the last line it prints is its result as JSON."""
+        path = REPOSITORY / "tests" / "flashinfer" / "programs" / f"{name}.py"
+        return json.loads(self.run(str(path), *arguments, **variables).stdout.strip().splitlines()[-1])
+
+    def code(self, source: str, **variables: str) -> Any:
+        """Run source text; the last line it prints is its result as JSON."""
+        return json.loads(self.run("-c", source, **variables).stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture
+def host(request: pytest.FixtureRequest) -> Host:
+    """The release of the test, if it has one."""
+    return Host(request.getfixturevalue("release") if "release" in request.fixturenames else None)
+
+
+@pytest.fixture
+def host_with() -> Callable[[str | None], Host]:
+    return Host
