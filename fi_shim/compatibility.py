@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 REFUSED = "refused"  # a backend that the release does not build in that mode
 
 
@@ -159,16 +154,21 @@ def _locate(kind: str, name: str) -> Path:
 
 @functools.lru_cache(maxsize=256)
 def _parsed(path: Path, _changed_ns: int) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     with path.open("rb") as file:
-        return tomllib.load(file)
+        table: dict[str, Any] = tomllib.load(file)
+        return table
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """Parse one TOML file; CompatibilityError with the file's name if that fails."""
     try:
-        table: dict[str, Any] = _parsed(path, path.stat().st_mtime_ns)
-        return table
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return _parsed(path, path.stat().st_mtime_ns)
+    except (OSError, ValueError) as error:  # a TOMLDecodeError and a UnicodeDecodeError are ValueErrors
         raise CompatibilityError(f"{path}: {error}") from error
 
 

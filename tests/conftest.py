@@ -28,7 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `release` runs once for each."""
-    if "release" in metafunc.fixturenames:
+    own = any("release" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "release" in metafunc.fixturenames and not own:
         chosen = metafunc.config.getoption("releases")
         versions = releases.TESTED if not chosen else known_releases() if chosen == "all" else tuple(chosen.split(","))
         metafunc.parametrize("release", versions)

@@ -128,7 +128,7 @@ def test_a_search_in_one_thread_does_not_make_another_threads_import_miss_its_ca
     class Slow:
         """A finder that, in the main thread's search, waits until the other thread has imported."""
 
-        def find_spec(self, fullname: str, path: object, target: object = None) -> None:  # noqa: ARG002
+        def find_spec(self, fullname: str, path: object, target: object = None) -> None:
             if fullname == name and threading.current_thread() is threading.main_thread():
                 thread = threading.Thread(target=lambda: (importlib.import_module(name), imported.set()))
                 thread.start()

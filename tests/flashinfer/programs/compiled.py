@@ -27,13 +27,13 @@ def main() -> None:
 
         for_many = torch.compile(step, backend=many, fullgraph=True)
         answers = {float(for_many(x, workspace, tokens)[0]) for tokens in range(3000, 3040)}
-        torch._dynamo.reset()  # noqa: SLF001
+        torch._dynamo.reset()
         for_one = torch.compile(step, backend=one, fullgraph=True)
         answers |= {float(for_one(x, workspace, 5000)[0]) for _ in range(40)}
         counted = fi_shim.status()["suppressed"]["rejections"]
         step(x, workspace, 5000)
         counted_eagerly = fi_shim.status()["suppressed"]["rejections"]
-        torch._dynamo.reset()  # noqa: SLF001
+        torch._dynamo.reset()
         fits = float(torch.compile(step, backend=CompileCounter(), fullgraph=True)(x, workspace, 100)[0])
     print(
         json.dumps(

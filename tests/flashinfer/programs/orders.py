@@ -20,7 +20,6 @@ from typing import Any
 warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
-
 from fi_shim_free import import_aids  # noqa: E402
 
 METHODS = ("__init__", "is_buffer_size_sufficient", "destroy")
@@ -67,7 +66,7 @@ def unwrapped(function: Any) -> Any:
 
 def made_up(cls: Any, *, limits: bool) -> Any:
     workspace = object.__new__(cls)
-    workspace._destroyed = True  # noqa: SLF001
+    workspace._destroyed = True
     workspace.metadata = {"tp_rank": 0, "tp_size": 4, "max_token_num": 16, "hidden_dim": 64, "use_fp32_lamport": False}
     if limits:
         from fi_shim.patches.validator import remember_limits
@@ -132,7 +131,7 @@ STEPS = {
 
 
 def scripts() -> list[tuple[str, ...]]:
-    found = {p for p in itertools.permutations(["shim", "flashinfer", "capture", "deactivate", "activate"])}
+    found = set(itertools.permutations(["shim", "flashinfer", "capture", "deactivate", "activate"]))
     found = {script for i, script in enumerate(sorted(found)) if i % 5 == 0}  # every fifth of 120
     found |= {
         ("shim", "failing", "flashinfer", "capture"),
@@ -159,7 +158,9 @@ def script_wrappers_survive() -> None:
     pristine = cls.is_buffer_size_sufficient
 
     def wrapper(inner: Any, label: str) -> Any:
-        def is_buffer_size_sufficient(self: Any, tp_size: Any, num_tokens: Any, hidden_dim: Any, dtype: Any, use_oneshot: Any = None) -> Any:
+        def is_buffer_size_sufficient(
+            self: Any, tp_size: Any, num_tokens: Any, hidden_dim: Any, dtype: Any, use_oneshot: Any = None
+        ) -> Any:
             calls.append(label)
             return inner(self, tp_size, num_tokens, hidden_dim, dtype, use_oneshot)
 
@@ -219,7 +220,7 @@ def script_middle() -> None:
     registrar.seen = []  # type: ignore[attr-defined]
 
     class Finder:
-        def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:  # noqa: ARG002
+        def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
             if fullname == "flashinfer.comm.trtllm_mnnvl_ar" and not registrar.seen:
                 registrar.seen.append("flashinfer.comm.allreduce" in sys.modules)
                 importlib.import_module("fi_shim")

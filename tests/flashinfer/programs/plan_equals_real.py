@@ -77,7 +77,7 @@ def main() -> None:
 
     @settings(**options)
     @given(shapes, st.booleans())
-    def mnnvl(shape: dict[str, Any], force: bool) -> None:  # noqa: FBT001
+    def mnnvl(shape: dict[str, Any], force: bool) -> None:
         check("mnnvl", shape, force_oneshot_support=force)
 
     @settings(**options)

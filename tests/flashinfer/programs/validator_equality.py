@@ -37,7 +37,26 @@ class Odd:
 
 
 TP_SIZES = [4, 2, 0, -4, 4.0, True, None, "4", np.int64(4)]
-TOKENS = [0, 1, 15, 16, 17, 1 << 20, 1 << 70, -1, -(1 << 70), 16.0, 16.5, float("nan"), True, None, "16", np.int32(16), np.int32(1 << 30), Odd()]
+TOKENS = [
+    0,
+    1,
+    15,
+    16,
+    17,
+    1 << 20,
+    1 << 70,
+    -1,
+    -(1 << 70),
+    16.0,
+    16.5,
+    float("nan"),
+    True,
+    None,
+    "16",
+    np.int32(16),
+    np.int32(1 << 30),
+    Odd(),
+]
 HIDDEN = [64, 63, 65, 0, 1, -64, 1 << 70, 64.0, None, np.int64(64), np.int32(1 << 10)]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int8, None, "float32", np.dtype("float32"), 4]
 
