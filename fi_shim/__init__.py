@@ -5,22 +5,25 @@ Importing this package activates it, unless FI_SHIM=0: FlashInfer's modules are 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from fi_shim.activation import activate, deactivate
 
 if TYPE_CHECKING:
     from fi_shim.report import status
+    from fi_shim.workspace.decline import WorkspaceDeclined
     from fi_shim.workspace.planning import plan
     from fi_shim.workspace.sizes import Allocation, AllocationPlan
 
 __version__ = "0.1.0"
-__all__ = ["Allocation", "AllocationPlan", "__version__", "activate", "deactivate", "plan", "status"]
+__all__ = ["Allocation", "AllocationPlan", "WorkspaceDeclined", "__version__", "activate", "deactivate", "plan", "status"]
 
 # Loaded when first asked for: an engine that imports the package pays for the hooks only.
 _LATE = {
     "Allocation": "fi_shim.workspace.sizes",
     "AllocationPlan": "fi_shim.workspace.sizes",
+    "WorkspaceDeclined": "fi_shim.workspace.decline",
     "plan": "fi_shim.workspace.planning",
     "status": "fi_shim.report",
 }
@@ -40,3 +43,7 @@ def __dir__() -> list[str]:
 
 
 activate()
+if os.environ.get("FI_SHIM_SIMULATE"):  # a test switch, independent of the patches
+    from fi_shim.testing.simulation import activate as simulate_devices
+
+    simulate_devices(os.environ)

@@ -20,9 +20,11 @@ from fi_shim.registry import (
     PENDING,
     REGISTRY,
     UNKNOWN_CODE,
+    UNSAFE_ENGINE,
     NotNeededError,
     Record,
     UnknownCodeError,
+    UnsafeEngineError,
 )
 
 if TYPE_CHECKING:
@@ -78,13 +80,14 @@ def _activate(settings: Settings) -> None:
     _ACTIVATION.settings = settings
     _ACTIVATION.announced = False
     for patch in PATCHES:
-        record = REGISTRY.records.setdefault(patch.name, Record(patch.name, patch.module, patch.why))
-        record.state, record.reason = PENDING, f"{patch.module} is not imported yet"
+        record = REGISTRY.records.setdefault(patch.name, Record(patch.name, tuple(patch.modules), patch.why))
+        record.state, record.reason = PENDING, "FlashInfer is not imported yet"
+        record.waiting_for = set(patch.modules)
         if patch.name in settings.disable:
             record.state, record.reason = DISABLED, "FI_SHIM_DISABLE names it"
-    for module_name in dict.fromkeys(patch.module for patch in PATCHES):
-        patches = tuple(patch for patch in PATCHES if patch.module == module_name)
-        _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, patches))
+    for module_name in dict.fromkeys(name for patch in PATCHES for name in patch.modules):
+        patches = tuple(patch for patch in PATCHES if module_name in patch.modules)
+        _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, module_name, patches))
 
 
 def deactivate() -> None:
@@ -97,7 +100,7 @@ def deactivate() -> None:
         if _ACTIVATION.settings is None:
             return
         _ACTIVATION.settings = None
-        for record in REGISTRY.records.values():
+        for record in reversed(REGISTRY.records.values()):  # what was put on top goes first
             record.restore()
             if record.points:
                 log.event("warning", "not_restored", patch=record.name, reason=record.reason)
@@ -105,7 +108,7 @@ def deactivate() -> None:
         log.release()
 
 
-def _on_import(patches: tuple[Patch, ...], module: ModuleType) -> None:
+def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType) -> None:
     """After FlashInfer's module has run. Nothing may escape from here: it would break the user's import."""
     try:
         with REGISTRY.lock:
@@ -113,25 +116,31 @@ def _on_import(patches: tuple[Patch, ...], module: ModuleType) -> None:
             if settings is None:
                 return
             for patch in patches:
-                _apply(patch, module, settings)
+                _apply(patch, module_name, module, settings)
             _announce()
     except Exception as error:  # noqa: BLE001
-        log.event("warning", "patching_failed", module=module.__name__, error=repr(error))
+        log.event("warning", "patching_failed", module=module_name, error=repr(error))
 
 
-def _apply(patch: Patch, module: ModuleType, settings: Settings) -> None:
+def _apply(patch: Patch, module_name: str, module: ModuleType, settings: Settings) -> None:
     record = REGISTRY.records[patch.name]
-    if record.state == DISABLED:
+    if record.state == DISABLED and not patch.stays_when_disabled:
+        return
+    if record.state not in {PENDING, APPLIED, DISABLED}:  # another of its modules was not as expected
         return
     try:
-        record.reason = patch.apply(module, Context(settings, record))
-        record.state = APPLIED
+        recognised = patch.modules[module_name](module, Context(settings, record))
+        record.waiting_for.discard(module_name)
         record.switch.on = True
+        if record.state == PENDING and not record.waiting_for:
+            record.state, record.reason = APPLIED, recognised
         return
     except NotNeededError as error:
         state, reason = NOT_NEEDED, str(error)
     except UnknownCodeError as error:
         state, reason = UNKNOWN_CODE, str(error)
+    except UnsafeEngineError as error:
+        state, reason = UNSAFE_ENGINE, str(error)
     except Exception as error:  # noqa: BLE001  # one patch's fault must not cost the others
         state, reason = FAILED, repr(error)
     record.restore()

@@ -41,6 +41,8 @@ class Release:
     """backend -> regime name under confidential computing, or REFUSED; empty: the release does not ask."""
     functions: Mapping[str, str]
     """qualified name -> fingerprint of the code that was read."""
+    rules: Mapping[str, str]
+    """handle_type: decided by each "rank" or by the "group"; device: "current" or numbered by "rank"; legacy_creator: a regime."""
     files: Mapping[str, str]
     """path inside the wheel -> SHA-256."""
     witnesses: Mapping[str, tuple[Mapping[str, Any], ...]]
@@ -122,6 +124,7 @@ def load_release(name: str) -> Release:
             regimes={backend: _text(table["regimes"][backend]) for backend in ("trtllm", "mnnvl")},
             confidential={key: _text(value) for key, value in table.get("confidential_computing", {}).items()},
             functions={key: _text(value) for key, value in table.get("functions", {}).items()},
+            rules={key: _text(value) for key, value in table.get("rules", {}).items()},
             files={key: _text(value) for key, value in table.get("files", {}).items()},
             witnesses={backend: tuple(table.get("witness", {}).get(backend, ())) for backend in ("trtllm", "mnnvl")},
             importable=table.get("importable"),

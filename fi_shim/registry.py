@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -15,16 +16,23 @@ NOT_NEEDED: Final = "not needed"
 DISABLED: Final = "disabled"
 UNKNOWN_CODE: Final = "unknown code"
 FAILED: Final = "failed"
+UNSAFE_ENGINE: Final = "unsafe engine version"
 DISPLACED: Final = "displaced"  # somebody wrapped our function: it is still reached
 REPLACED: Final = "replaced"  # somebody put something else there: ours is not seen to be reached
 INACTIVE: Final = "inactive"  # deactivated, everything restored
 
 _MISSING: Final = object()
 _LONGEST_CHAIN: Final = 64
+_MARK: Final = "__fi_shim__"
+"""Attribute of our functions: the patch they belong to."""
 
 
 class NotNeededError(Exception):
     """Raised by a patch that has nothing to do on this release; the text says why."""
+
+
+class UnsafeEngineError(Exception):
+    """Raised by a patch that an engine in this process could not stand; the text says why."""
 
 
 class UnknownCodeError(Exception):
@@ -60,8 +68,10 @@ class Point:
         return vars(self.owner).get(self.attribute, _MISSING)
 
     def state(self) -> str:
-        """applied, displaced or replaced."""
+        """applied, displaced or replaced. Two patches of ours on one attribute do not displace each other."""
         current = self.current()
+        while current is not self.replacement and getattr(current, _MARK, False):
+            current = getattr(current, "__wrapped__", _MISSING)
         if current is self.replacement:
             return APPLIED
         return DISPLACED if _reaches(current, self.replacement) else REPLACED
@@ -119,12 +129,14 @@ class Record:
     """What is known of one patch in this process."""
 
     name: str
-    module: str
+    modules: tuple[str, ...]
     why: str
     state: str = PENDING
     reason: str = ""
     points: list[Point] = field(default_factory=list)
     switch: Switch = field(default_factory=Switch)
+    waiting_for: set[str] = field(default_factory=set)
+    """Modules that have not been imported yet."""
 
     def replace(self, owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
         """Put `make(original)` in place of `owner.attribute`. Does nothing where ours stands already, whatever was put on top of it."""
@@ -133,9 +145,19 @@ class Record:
                 return
         original = vars(owner).get(attribute, _MISSING)
         replacement = make(None if original is _MISSING else original)
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(replacement, _MARK, self.name)
         setattr(owner, attribute, replacement)
         self.points = [p for p in self.points if not (p.owner is owner and p.attribute == attribute)]
         self.points.append(Point(owner, attribute, original, replacement))
+
+    def follow(self, owner: Any, attribute: str, source: Any) -> None:
+        """Let `owner.attribute`, a copy of the one that we replaced in `source`, share its fate: ours now, restored with it."""
+        for point in [p for p in self.points if p.owner is source and p.attribute == attribute]:
+            if vars(owner).get(attribute) in (point.original, point.replacement):
+                setattr(owner, attribute, point.replacement)
+                self.points = [p for p in self.points if not (p.owner is owner and p.attribute == attribute)]
+                self.points.append(Point(owner, attribute, point.original, point.replacement))
 
     def restore(self) -> None:
         """Switch off and undo all points, last first; those that somebody wrapped stay, and are named in `reason`."""
@@ -168,7 +190,7 @@ class Registry:
         self.records: dict[str, Record] = {}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Data for `status()`: name -> state, reason, module, targets, why."""
+        """Data for `status()`: name -> state, reason, modules, targets, why."""
         with self.lock:
             for record in self.records.values():
                 record.look()
@@ -176,7 +198,7 @@ class Registry:
                 record.name: {
                     "state": record.state,
                     "reason": record.reason,
-                    "module": record.module,
+                    "modules": list(record.modules),
                     "targets": [point.name for point in record.points],
                     "why": record.why,
                 }

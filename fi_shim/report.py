@@ -7,6 +7,7 @@ from typing import Any
 from fi_shim import activation
 from fi_shim import settings as settings_module
 from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_release
+from fi_shim.patches.creation import DECLINES
 from fi_shim.patches.validator import REJECTIONS
 from fi_shim.registry import REGISTRY
 
@@ -18,7 +19,7 @@ def status() -> dict[str, Any]:
         active: bool.
         flashinfer: version that is imported, else installed, else None.
         regime: backend -> name of the regime that sizes it; None for a release without a table.
-        patches: name -> state, reason, module, targets, why.
+        patches: name -> state, reason, modules, targets, why.
         settings: name -> value, source (a variable, "default" or "activate()").
         suppressed: rejections answered from cached limits (count).
         drift: what is known of differences between the tables and this FlashInfer.
@@ -35,7 +36,7 @@ def status() -> dict[str, Any]:
         "settings": (in_force or settings_module.read()).as_dict(),
         "suppressed": {"rejections": REJECTIONS.total},
         "drift": drift,
-        "declines": [],
+        "declines": list(DECLINES),
     }
 
 

@@ -164,6 +164,7 @@ def table(version: str, regimes: dict[str, str], confidential: dict[str, str], r
     lines += ["", "[regimes]", *(f'{backend} = "{name}"' for backend, name in regimes.items())]
     if confidential:
         lines += ["", "[confidential_computing]", *(f'{backend} = "{name}"' for backend, name in confidential.items())]
+    lines += ["", "[rules]", *(f'{key} = "{value}"' for key, value in rules(root / "comm", regimes["trtllm"]).items())]
     files = {f"flashinfer/comm/{name}.py": root / "comm" / f"{name}.py" for name in [*FUNCTIONS, "comm_backend", "fd_exchange"]}
     lines += ["", "[files]", *(f'"{name}" = "{file_digest(path)}"' for name, path in files.items() if path.is_file())]
     lines += ["", "[functions]"]
@@ -177,6 +178,16 @@ def table(version: str, regimes: dict[str, str], confidential: dict[str, str], r
     for backend, witnessed in rows.items():
         lines += [f"{backend} = [", *(f"    {inline(row)}," for row in witnessed), "]"]
     return "\n".join(lines) + "\n"
+
+
+def rules(comm: Path, trtllm: str) -> dict[str, str]:
+    """What the probe must know besides sizes: who decides the handle type, on which device, how the legacy creator allocates."""
+    creator = (comm / "trtllm_ar.py").read_text(encoding="utf-8")
+    collective = "def choose_mnnvl_handle_type" in (comm / "mnnvl.py").read_text(encoding="utf-8")
+    by_rank = 'torch.device("cuda", tp_rank)' in creator
+    # With its defaults the legacy creator takes cudaMalloc memory where FlashInfer has no symmetric memory yet, else that.
+    legacy = {"T1": "L1", "T2": "T2", "T3": "T2", "T4": "T4-confidential"}[trtllm]
+    return {"handle_type": "group" if collective else "rank", "device": "rank" if by_rank else "current", "legacy_creator": legacy}
 
 
 def inline(row: dict[str, Any]) -> str:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from fi_shim.patches import validator
+from fi_shim.patches import creation, validator
 
-PATCHES: Final = (validator.PATCH,)
+PATCHES: Final = (creation.PATCH, validator.PATCH)

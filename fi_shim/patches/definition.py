@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from fi_shim.registry import Record
@@ -23,17 +23,18 @@ class Context:
 
 @dataclass(frozen=True)
 class Patch:
-    """A change to one FlashInfer module.
+    """A change to FlashInfer, in one module or in several.
 
-    `apply(module, context)` replaces attributes through `context.record.replace`; it raises NotNeededError or UnknownCodeError
+    Each function of `modules` is called with its module and a context, after the module's import. It replaces attributes through `context.record.replace`; it raises NotNeededError or UnknownCodeError
     where it should not be applied. Anything else it raises is reported as a failure and undone.
     """
 
     name: str
-    module: str
+    modules: Mapping[str, Callable[[ModuleType, Context], str]]
+    """Defining module -> what to do there; returns how the code was recognised, for `status()`."""
     why: str
     how: str
     upstream: str
     plan: str
-    apply: Callable[[ModuleType, Context], str]
-    """Returns how the code was recognised, for `status()`."""
+    stays_when_disabled: bool = False
+    """Applied even if FI_SHIM_DISABLE names it, because peers must hear that it is off."""

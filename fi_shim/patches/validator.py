@@ -131,11 +131,10 @@ def _apply(module: ModuleType, context: Context) -> str:
 
 PATCH: Final = Patch(
     name="validator",
-    module="flashinfer.comm.allreduce",
+    modules={"flashinfer.comm.allreduce": _apply},
     why="TRTLLMAllReduceFusionWorkspace.is_buffer_size_sufficient logs two lines (prints them before 0.6.6) for each shape that does not "
     "fit, although the engine falls back as planned: 28,032 warnings in one start",
     how="limits cached at construction prove most rejections; all other calls reach FlashInfer's validator",
     upstream="flashinfer/comm/allreduce.py, unchanged in 0.6.0 .. 0.7.4",
     plan="drop once FlashInfer answers without logging",
-    apply=_apply,
 )

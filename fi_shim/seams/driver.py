@@ -53,9 +53,10 @@ def allocation_properties(driver: Any, device: int, handle_type: Any) -> Any:
     return properties
 
 
-def posix_handle_type(driver: Any) -> Any:
-    """The handle type whose memory is shared as a file descriptor."""
-    return driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+def handle_type(driver: Any, name: str) -> Any:
+    """CUmemAllocationHandleType by its short name: posix (a file descriptor) or fabric."""
+    kinds = driver.CUmemAllocationHandleType
+    return kinds.CU_MEM_HANDLE_TYPE_FABRIC if name == "fabric" else kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 def allocation_granularity(driver: Any, properties: Any) -> int:

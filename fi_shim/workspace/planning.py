@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from fi_shim.compatibility import find_release
@@ -91,16 +90,19 @@ def _granularities(
 
 def _of_current_device(shape: WorkspaceShape, regime: Regime) -> Granularities:
     """The current device's answers; where a driver does not give one, the default."""
-    default = Granularities()
     try:
-        driver = seam.bindings()
-        device = int(seam.checked(driver, "cuCtxGetDevice"))
-        handle_type = seam.posix_handle_type(driver)
-        allocation = seam.allocation_granularity(driver, seam.allocation_properties(driver, device, handle_type))
+        device = int(seam.checked(seam.bindings(), "cuCtxGetDevice"))
+        return device_granularities(regime, device, shape.world_size, "posix")
     except (ImportError, AttributeError, seam.DriverError):
-        return default
+        return Granularities()
+
+
+def device_granularities(regime: Regime, device: int, world_size: int, handle_type: str | None) -> Granularities:
+    """What `device` says, in bytes; of multicast only where the regime touches it. DriverError where the driver does not answer."""
+    driver, default = seam.bindings(), Granularities()
+    kind = seam.handle_type(driver, handle_type or "posix")
+    allocation = seam.allocation_granularity(driver, seam.allocation_properties(driver, device, kind))
     multicast = default.multicast
     if regime.multicast != "none":
-        with contextlib.suppress(seam.DriverError):
-            multicast = seam.multicast_granularity(driver, shape.world_size, allocation, handle_type)
-    return Granularities(allocation, multicast, default.signal_pad)
+        multicast = seam.multicast_granularity(driver, world_size, allocation, kind)
+    return Granularities(allocation, multicast, seam.torch_signal_pad_size() or default.signal_pad)

@@ -32,6 +32,8 @@ class WorkspaceShape:
     hidden_dim: int
     dtype: str
     force_oneshot_support: bool = False
+    buffer_size_in_bytes: int | None = None
+    """mnnvl: bytes of each lamport buffer, where the caller of the class gives them."""
 
     @property
     def element_size(self) -> int:

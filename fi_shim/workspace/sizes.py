@@ -42,7 +42,7 @@ class Allocation:
     purpose: str
     """buffer, flags, lamport or mnnvl."""
     allocator: str
-    """cuMemCreate or symm_mem."""
+    """cuMemCreate or symm_mem; cudaMalloc for the legacy creator of old releases."""
     requested: int
     """Bytes given to SymmDeviceMemory or symm_mem.empty."""
     allocated: int
@@ -98,8 +98,7 @@ class Regime:
     def _plan(self, shape: WorkspaceShape, granularities: Granularities) -> AllocationPlan:
         known = _variables(shape, granularities)
         for quantity in self.table["quantity"]:
-            start = quantity.get("start_if_oneshot_is_forced") if shape.force_oneshot_support else None
-            known[quantity["name"]] = _evaluate(start or quantity["start"], quantity.get("then", ()), known)
+            known[quantity["name"]] = _evaluate(_start(quantity, shape), quantity.get("then", ()), known)
         for refusal in self.table.get("refuse", ()):
             if known[refusal["quantity"]] > refusal["above"]:
                 raise ValueError(f"{refusal['quantity']}={known[refusal['quantity']]}: {refusal['why']}")
@@ -125,6 +124,14 @@ def load_regime(name: str) -> Regime:
     return Regime(name, table["backend"], table["multicast"], path, table)
 
 
+def _start(quantity: Mapping[str, Any], shape: WorkspaceShape) -> int | str:
+    if shape.buffer_size_in_bytes is not None and "start_if_size_is_given" in quantity:
+        return quantity["start_if_size_is_given"]  # type: ignore[no-any-return]
+    if shape.force_oneshot_support and "start_if_oneshot_is_forced" in quantity:
+        return quantity["start_if_oneshot_is_forced"]  # type: ignore[no-any-return]
+    return quantity["start"]  # type: ignore[no-any-return]
+
+
 def _variables(shape: WorkspaceShape, granularities: Granularities) -> dict[str, int]:
     is_float32 = shape.dtype == "float32"
     return {
@@ -134,6 +141,7 @@ def _variables(shape: WorkspaceShape, granularities: Granularities) -> dict[str,
         "element_size": shape.element_size,
         "lamport_element_size": 4 if is_float32 else 2,  # the trtllm kernels know float32 and two-byte elements only
         "use_fp32_lamport": is_float32,
+        "buffer_size_in_bytes": shape.buffer_size_in_bytes or 0,
         "allocation_granularity": granularities.allocation,
         "multicast_granularity": granularities.multicast,
         "signal_pad_size": granularities.signal_pad,

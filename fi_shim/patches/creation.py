@@ -1,0 +1,210 @@
+"""Before a workspace is built, whoever builds it and however: facts, probe and vote; then all build, or all raise the same."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from fi_shim import log
+from fi_shim.patches.asked import Asked, read_arguments
+from fi_shim.patches.definition import Patch
+from fi_shim.patches.unsafe_engines import unsafe_engine
+from fi_shim.registry import UnsafeEngineError
+from fi_shim.seams.groups import NoElectorateError, find_electorate
+from fi_shim.workspace.decline import WorkspaceDeclined
+from fi_shim.workspace.transaction import Creation, prepare, prepare_alone
+from fi_shim.workspace.vote import Record, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from fi_shim.compatibility import Release
+    from fi_shim.patches.asked import Kind
+    from fi_shim.patches.definition import Context
+    from fi_shim.seams.groups import Electorate
+    from fi_shim.settings import Settings
+    from fi_shim.workspace.ballot.session import Session
+
+LEGACY: Final = "trtllm_create_ipc_workspace_for_all_reduce_fusion"
+KEPT_DECLINES: Final = 16
+
+DECLINES: Final[list[dict[str, Any]]] = []
+"""The last declined requests of this process, for `status()`."""
+
+_building = threading.local()
+"""`yes` while FlashInfer's own code builds in this thread: its inner steps are not requests of their own."""
+_said: Final[set[str]] = set()
+
+
+def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """FlashInfer's constructor or creator, behind the vote. Everything but the vote is FlashInfer's."""
+    switch, settings = context.record.switch, context.settings
+
+    @functools.wraps(original, updated=())
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if not switch.on or getattr(_building, "yes", False) or unsafe_engine():
+            return original(*args, **kwargs)
+        declined = _decline_of(kind, original, args, kwargs, settings)
+        if declined is not None:
+            if kind != "legacy":
+                args[0]._destroyed = True  # or the destructor of what was never built complains  # noqa: SLF001
+            raise declined
+        _building.yes = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _building.yes = False
+
+    return guarded
+
+
+def _decline_of(
+    kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> WorkspaceDeclined | None:
+    """None to build, else what to raise."""
+    what, rank = f"{kind} workspace", None
+    try:
+        asked = read_arguments(kind, original, args, kwargs)
+        what = asked.what
+        electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
+        rank = electorate.rank
+        verdict = _verdict(asked, electorate, settings)
+    except NoElectorateError as error:
+        _say_once("not_voted", f"{error}: FlashInfer builds without a vote")
+        return None
+    except Exception as error:  # noqa: BLE001  # peers hear nothing from us and give up: building alone would hang
+        verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
+    if verdict.declined:
+        return _declined(what, verdict, rank)
+    if verdict.outcome == "abstain":
+        _say_once("preflight_skipped", verdict.reason)
+    return None
+
+
+def _verdict(asked: Asked, electorate: Electorate, settings: Settings) -> Verdict:
+    creation = _creation(asked, electorate, settings)
+    if electorate.size == 1:
+        return prepare_alone(creation)
+    return prepare(creation, lambda record: _join(electorate, record, settings))
+
+
+def _creation(asked: Asked, electorate: Electorate, settings: Settings) -> Creation:
+    from fi_shim.activation import flashinfer_version
+
+    off = {
+        "creation": "FI_SHIM_DISABLE names creation on this rank" if "creation" in settings.disable else "",
+        "preflight": "FI_SHIM_PREFLIGHT=off" if settings.preflight == "off" else "",
+    }
+    return Creation(
+        rank=electorate.rank,
+        flashinfer=flashinfer_version(),
+        request=asked.request,
+        shape=asked.shape,
+        problem=asked.problem,
+        regime_of=functools.partial(_regime_name, asked),
+        device_number=asked.device_number,
+        settings={} if "creation" in settings.disable else {"preflight": settings.preflight},
+        abstains=off["creation"] or off["preflight"],
+    )
+
+
+def _regime_name(asked: Asked, release: Release) -> str:
+    """The regime of this entry: the legacy creator's defaults and confidential computing allocate in their own ways."""
+    if asked.kind == "mnnvl":
+        return release.regime_name("mnnvl", confidential_computing=False)
+    if not asked.use_symm_dev_mem:
+        return release.rules["legacy_creator"]
+    from flashinfer.comm import allreduce
+
+    ask = getattr(allreduce, "is_confidential_compute", None) if asked.kind == "trtllm" else None
+    return release.regime_name("trtllm", confidential_computing=bool(ask is not None and ask()))
+
+
+def _join(electorate: Electorate, record: Record, settings: Settings) -> Session:
+    from fi_shim.workspace.ballot.session import join
+
+    def waiting(missing: tuple[int, ...], seconds: float) -> None:
+        log.event(
+            "warning", "waiting_for_ranks", missing=",".join(map(str, missing)), seconds=round(seconds), hint="is fi_shim active there?"
+        )
+
+    if electorate.group is None:
+        assert electorate.comm_backend is not None
+        from fi_shim.workspace.ballot.transport import AllgatherTransport
+
+        _say_once("vote_without_store", "this group has no store: the vote goes through its own allgather")
+        transport: Any = AllgatherTransport(electorate.comm_backend.allgather)
+    else:
+        from fi_shim.workspace.store import transport_of
+
+        transport = transport_of(electorate.group)
+    return join(transport, electorate.rank, electorate.size, record, arrival_limit=settings.vote_timeout, on_waiting=waiting)
+
+
+def _declined(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:
+    """The exception, told once (by the group's first rank that is there) and kept for `status()`."""
+    error = WorkspaceDeclined(what, verdict)
+    records = [{"rank": r.rank, "host": r.host, "vote": r.vote, "reason": r.reason} for r in verdict.records]
+    DECLINES.append({"what": what, "reason": verdict.reason, "missing": list(verdict.missing), "records": records})
+    del DECLINES[:-KEPT_DECLINES]
+    present = [r.rank for r in verdict.records if r.vote != "absent"]
+    speaks = rank is None or not present or rank == present[0]
+    log.event("error" if speaks else "debug", "declined", what=what, reason=verdict.reason)
+    return error
+
+
+def _say_once(name: str, text: str) -> None:
+    if (key := f"{name} {text}") not in _said:
+        _said.add(key)
+        log.event("warning", name, reason=text)
+
+
+def _refuse_unsafe_engines() -> None:
+    if reason := unsafe_engine():
+        raise UnsafeEngineError(reason)
+
+
+def _apply_to_allreduce(module: ModuleType, context: Context) -> str:
+    _refuse_unsafe_engines()
+    context.record.replace(module.TRTLLMAllReduceFusionWorkspace, "__init__", lambda original: _make_guard("trtllm", original, context))
+    _point_to_guard(module, context)
+    return "entries found"
+
+
+def _apply_to_mnnvl(module: ModuleType, context: Context) -> str:
+    _refuse_unsafe_engines()
+    context.record.replace(module.MNNVLAllReduceFusionWorkspace, "__init__", lambda original: _make_guard("mnnvl", original, context))
+    return "entries found"
+
+
+def _apply_to_legacy(module: ModuleType, context: Context) -> str:
+    _refuse_unsafe_engines()
+    context.record.replace(module, LEGACY, lambda original: _make_guard("legacy", original, context))
+    return "entries found"
+
+
+def _point_to_guard(module: ModuleType, context: Context) -> str:
+    """A module that imported the legacy creator, before we replaced it or after, shares its fate."""
+    source = sys.modules.get("flashinfer.comm.trtllm_ar")
+    if source is not None:
+        context.record.follow(module, LEGACY, source)
+    return "entries found"
+
+
+PATCH: Final = Patch(
+    name="creation",
+    modules={
+        "flashinfer.comm.trtllm_ar": _apply_to_legacy,
+        "flashinfer.comm.trtllm_mnnvl_ar": _apply_to_mnnvl,
+        "flashinfer.comm.allreduce": _apply_to_allreduce,
+        "flashinfer.comm": _point_to_guard,
+    },
+    why="a rank that cannot allocate its workspace raises, and its peers wait in a collective until a watchdog kills the job, minutes later",
+    how="all ranks probe and vote before FlashInfer's code builds; any no, and all raise WorkspaceDeclined",
+    upstream="flashinfer/comm/mnnvl.py; 0.7.4 tells peers of three kinds of failure",
+    plan="stays: FlashInfer does not ask whether the whole group can",
+    stays_when_disabled=True,
+)

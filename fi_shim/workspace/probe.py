@@ -1,0 +1,82 @@
+"""Can this rank allocate it now? The exact sequence of a plan is created and released."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from fi_shim.seams import devices
+from fi_shim.seams import driver as seam
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fi_shim.workspace.handles import HandleType
+    from fi_shim.workspace.sizes import AllocationPlan
+    from fi_shim.workspace.vote import Vote
+
+OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe found. Sizes in bytes; `free` counts what torch could give back."""
+
+    vote: Vote
+    needed: int
+    free: int
+    reason: str = ""
+
+
+def probe(plan: AllocationPlan, device: int, handle_type: HandleType | None, *, may_fall_back: bool = False) -> Finding:
+    """Try the plan on `device` with the handle type that FlashInfer is going to ask for.
+
+    Args:
+        plan: what is going to be allocated.
+        device: CUDA device number.
+        handle_type: None where the memory is not shared through driver handles of FlashInfer's own.
+        may_fall_back: whether the release repeats a refused fabric handle with a posix one before it gives up.
+
+    Returns:
+        A finding that votes yes or no. No means: FlashInfer's own allocation would fail here.
+
+    Raises:
+        Exception: the probe could not be run, which is not the same as short of memory; the caller abstains.
+    """
+    needed, sizes = plan.total_bytes, [allocation.allocated for allocation in plan.allocations]
+    free, cached = devices.free_bytes(device), devices.cached_bytes(device)
+    if needed > free + cached:
+        return Finding("no", needed, free + cached, "not enough free memory")
+    attempt = _attempt_for(plan.allocations[0].allocator, device, handle_type)
+    failure = attempt(sizes)
+    if failure is not None and failure.code == OUT_OF_MEMORY and cached and not devices.is_capturing():
+        devices.drop_cache()
+        failure = attempt(sizes)
+    if failure is not None and failure.code != OUT_OF_MEMORY and may_fall_back:
+        failure = _attempt_for(plan.allocations[0].allocator, device, "posix")(sizes)
+    if failure is None:
+        return Finding("yes", needed, free + cached)
+    if plan.allocations[0].allocator == "symm_mem" and failure.code != OUT_OF_MEMORY:
+        raise failure  # torch may well ask for other properties than ours
+    return Finding("no", needed, free + cached, str(failure))
+
+
+def _attempt_for(allocator: str, device: int, handle_type: HandleType | None) -> Callable[[Sequence[int]], seam.DriverError | None]:
+    """How to try a sequence of sizes: None if all could be had at the same time, else the first failure."""
+    driver = seam.bindings()
+    if allocator == "cudaMalloc":
+        return lambda sizes: _try(driver, sizes, lambda size: seam.checked(driver, "cuMemAlloc", size), "cuMemFree")
+    properties = seam.allocation_properties(driver, device, seam.handle_type(driver, handle_type or "posix"))
+    return lambda sizes: _try(driver, sizes, lambda size: seam.checked(driver, "cuMemCreate", size, properties, 0), "cuMemRelease")
+
+
+def _try(driver: Any, sizes: Sequence[int], create: Callable[[int], Any], release: str) -> seam.DriverError | None:
+    held: list[Any] = []
+    try:
+        held.extend(create(size) for size in sizes)
+    except seam.DriverError as error:
+        return error
+    finally:
+        for handle in reversed(held):
+            getattr(driver, release)(handle)
+    return None
