@@ -145,12 +145,24 @@ def demo_flood(*, json_output: bool) -> None:
     sys.exit(flood.show(json_output=json_output))
 
 
-@demo.command("all")
-def demo_all() -> None:
-    """Every demo, one after the other."""
-    from fi_shim.demo import flood
+@demo.command("hang")
+@click.option("--world-size", type=click.IntRange(2, 16), default=4, show_default=True, help="Ranks.")
+@as_json
+def demo_hang(*, world_size: int, json_output: bool) -> None:
+    """Build a workspace with one rank short of memory: without the shim its peers hang."""
+    from fi_shim.demo import hang
 
-    sys.exit(flood.show())
+    sys.exit(hang.show(world_size=world_size, json_output=json_output))
+
+
+@demo.command("all")
+@click.option("--world-size", type=click.IntRange(2, 16), default=4, show_default=True, help="Ranks of the demo hang.")
+def demo_all(*, world_size: int = 4) -> None:
+    """Every demo, one after the other."""
+    from fi_shim.demo import flood, hang
+
+    codes = [flood.show(), hang.show(world_size=world_size)]
+    sys.exit(max(codes))
 
 
 def _bad_news(text: str) -> int:

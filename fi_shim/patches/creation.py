@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from fi_shim.seams.groups import Electorate
     from fi_shim.settings import Settings
     from fi_shim.workspace.ballot.session import Session
+    from fi_shim.workspace.ballot.transport import AllgatherTransport
 
 LEGACY: Final = "trtllm_create_ipc_workspace_for_all_reduce_fusion"
 KEPT_DECLINES: Final = 16
+_TRANSPORT: Final = "_fi_shim_transport"
 
 DECLINES: Final[list[dict[str, Any]]] = []
 """The last declined requests of this process, for `status()`."""
@@ -125,23 +127,26 @@ def _regime_name(asked: Asked, release: Release) -> str:
 
 def _join(electorate: Electorate, record: Record, settings: Settings) -> Session:
     from fi_shim.workspace.ballot.session import join
+    from fi_shim.workspace.store import transport_of
 
     def waiting(missing: tuple[int, ...], seconds: float) -> None:
         log.event(
             "warning", "waiting_for_ranks", missing=",".join(map(str, missing)), seconds=round(seconds), hint="is fi_shim active there?"
         )
 
-    if electorate.group is None:
-        assert electorate.comm_backend is not None
-        from fi_shim.workspace.ballot.transport import AllgatherTransport
-
-        _say_once("vote_without_store", "this group has no store: the vote goes through its own allgather")
-        transport: Any = AllgatherTransport(electorate.comm_backend.allgather)
-    else:
-        from fi_shim.workspace.store import transport_of
-
-        transport = transport_of(electorate.group)
+    transport = _transport_without_store(electorate.comm_backend) if electorate.group is None else transport_of(electorate.group)
     return join(transport, electorate.rank, electorate.size, record, arrival_limit=settings.vote_timeout, on_waiting=waiting)
+
+
+def _transport_without_store(comm_backend: Any) -> AllgatherTransport:
+    """The one transport over a communicator's own allgather: one that still waits for peers must not be asked a second time."""
+    from fi_shim.workspace.ballot.transport import AllgatherTransport
+
+    transport = vars(comm_backend).get(_TRANSPORT)
+    if transport is None:
+        transport = AllgatherTransport(comm_backend.allgather, lambda text: _say_once("vote_without_store", text))
+        vars(comm_backend)[_TRANSPORT] = transport
+    return transport  # type: ignore[no-any-return]
 
 
 def _declined(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:

@@ -104,5 +104,8 @@ def device_granularities(regime: Regime, device: int, world_size: int, handle_ty
     allocation = seam.allocation_granularity(driver, seam.allocation_properties(driver, device, kind))
     multicast = default.multicast
     if regime.multicast != "none":
-        multicast = seam.multicast_granularity(driver, world_size, allocation, kind)
+        # Asked for each size, as FlashInfer does: on an H200 the recommendation depends on it.
+        def multicast(size: int) -> int:
+            return seam.multicast_granularity(driver, world_size, size, kind)
+
     return Granularities(allocation, multicast, seam.torch_signal_pad_size() or default.signal_pad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,27 +48,31 @@ def probe(plan: AllocationPlan, device: int, handle_type: HandleType | None, *, 
     free, cached = devices.free_bytes(device), devices.cached_bytes(device)
     if needed > free + cached:
         return Finding("no", needed, free + cached, "not enough free memory")
-    attempt = _attempt_for(plan.allocations[0].allocator, device, handle_type)
-    failure = attempt(sizes)
-    if failure is not None and failure.code == OUT_OF_MEMORY and cached and not devices.is_capturing():
-        devices.drop_cache()
-        failure = attempt(sizes)
+    allocator = plan.allocations[0].allocator
+    failure = _attempt(allocator, device, handle_type, sizes, cached=cached)
     if failure is not None and failure.code != OUT_OF_MEMORY and may_fall_back:
-        failure = _attempt_for(plan.allocations[0].allocator, device, "posix")(sizes)
+        failure = _attempt(allocator, device, "posix", sizes, cached=cached)
     if failure is None:
         return Finding("yes", needed, free + cached)
-    if plan.allocations[0].allocator == "symm_mem" and failure.code != OUT_OF_MEMORY:
+    if allocator == "symm_mem" and failure.code != OUT_OF_MEMORY:
         raise failure  # torch may well ask for other properties than ours
     return Finding("no", needed, free + cached, str(failure))
 
 
-def _attempt_for(allocator: str, device: int, handle_type: HandleType | None) -> Callable[[Sequence[int]], seam.DriverError | None]:
-    """How to try a sequence of sizes: None if all could be had at the same time, else the first failure."""
+def _attempt(allocator: str, device: int, handle_type: HandleType | None, sizes: Sequence[int], *, cached: int) -> seam.DriverError | None:
+    """None if all sizes could be had at the same time, once more without torch's cache if need be; else the first failure."""
     driver = seam.bindings()
+    create: Callable[[int], Any]
     if allocator == "cudaMalloc":
-        return lambda sizes: _try(driver, sizes, lambda size: seam.checked(driver, "cuMemAlloc", size), "cuMemFree")
-    properties = seam.allocation_properties(driver, device, seam.handle_type(driver, handle_type or "posix"))
-    return lambda sizes: _try(driver, sizes, lambda size: seam.checked(driver, "cuMemCreate", size, properties, 0), "cuMemRelease")
+        create, release = functools.partial(seam.checked, driver, "cuMemAlloc"), "cuMemFree"
+    else:
+        properties = seam.allocation_properties(driver, device, seam.handle_type(driver, handle_type or "posix"))
+        create, release = lambda size: seam.checked(driver, "cuMemCreate", size, properties, 0), "cuMemRelease"
+    failure = _try(driver, sizes, create, release)
+    if failure is not None and failure.code == OUT_OF_MEMORY and cached and not devices.is_capturing():
+        devices.drop_cache()
+        failure = _try(driver, sizes, create, release)
+    return failure
 
 
 def _try(driver: Any, sizes: Sequence[int], create: Callable[[int], Any], release: str) -> seam.DriverError | None:

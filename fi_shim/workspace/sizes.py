@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim.compatibility import CompatibilityError, load_regime_table
-from fi_shim.workspace.request import positive_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +25,9 @@ class Granularities:
     """What the device and torch add to each allocation, in bytes. Defaults: H200, and the pad that torch < 2.13 puts behind a buffer."""
 
     allocation: int = 2 * MIB
-    multicast: int = 512 * MIB
+    multicast: int | Callable[[int], int] = 512 * MIB
+    """Bytes, or a function from an allocation's bytes to them: a driver's recommendation depends on the size."""
     signal_pad: int = 2048
-
-    def __post_init__(self) -> None:
-        positive_integer("allocation_granularity", self.allocation)
-        positive_integer("multicast_granularity", self.multicast)
-        positive_integer("signal_pad_size", self.signal_pad)
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ def _start(quantity: Mapping[str, Any], shape: WorkspaceShape) -> int | str:
     return quantity["start"]  # type: ignore[no-any-return]
 
 
-def _variables(shape: WorkspaceShape, granularities: Granularities) -> dict[str, int]:
+def _variables(shape: WorkspaceShape, granularities: Granularities) -> dict[str, Any]:
     is_float32 = shape.dtype == "float32"
     return {
         "world_size": shape.world_size,
@@ -148,9 +143,10 @@ def _variables(shape: WorkspaceShape, granularities: Granularities) -> dict[str,
     }
 
 
-def _evaluate(start: int | str, operations: Sequence[Mapping[str, int | str]], known: Mapping[str, int]) -> int:
-    value = known[start] if isinstance(start, str) else start
+def _evaluate(start: int | str, operations: Sequence[Mapping[str, int | str]], known: Mapping[str, Any]) -> int:
+    value: int = known[start] if isinstance(start, str) else start
     for operation in operations:
         ((name, operand),) = operation.items()
-        value = _OPERATIONS[name](value, known[operand] if isinstance(operand, str) else operand)
+        by = known[operand] if isinstance(operand, str) else operand
+        value = _OPERATIONS[name](value, by(value) if callable(by) else by)
     return value

@@ -1,0 +1,65 @@
+"""Needs two GPUs of one host: what simulated devices say, real ones must do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+PROGRAM = Path(__file__).with_name("two_gpus.py")
+SMALL_ONES = 4 << 20  # bytes: pointer tables, flags and a tensor besides the big buffers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_gpus() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+
+
+def ranks(backend: str, **variables: str) -> list[dict[str, Any]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environ = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "FI_SHIM_LOG": "error", **variables}
+    started = [
+        subprocess.Popen([sys.executable, str(PROGRAM), backend], env={**environ, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    return [json.loads(output.strip().splitlines()[-1]) for output in outputs]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_plan_vote_and_decline_on_real_devices(backend: str) -> None:
+    for result in ranks(backend):
+        assert result["patches"] == {"creation": "applied", "validator": "applied"}
+        for row in result["taken"]:
+            assert 0 <= row["taken"] - row["planned"] <= SMALL_ONES, row
+        assert result["cached"] == "built"
+        assert result["declined"]["outcome"] == "WorkspaceDeclined"
+        assert "rank 1" in result["declined"]["text"]
+        assert result["declined"]["seconds"] < 1
+
+
+def test_the_hang_and_its_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fi_shim", "demo", "hang", "--world-size", "2", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    seen = json.loads(done.stdout)
+    assert seen["devices"] == "real"
+    assert [rank["outcome"] for rank in seen["with"]["ranks"]] == ["WorkspaceDeclined"] * 2
+    assert all(rank["seconds"] < 1 for rank in seen["with"]["ranks"])
+    if seen["with"]["flashinfer"] != "0.7.4":  # which tells its peers of this one failure
+        assert seen["without"]["ranks"][0]["outcome"] == "hangs"
