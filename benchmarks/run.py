@@ -62,6 +62,17 @@ def validator_rows() -> list[tuple[str, str, str, str]]:
     ]
 
 
+def preflight_rows() -> list[tuple[str, str, str, str]]:
+    import json
+    import os
+
+    environ = {**os.environ, "FI_SHIM_SIMULATE": "4x8GiB", "FI_SHIM_LOG": "error", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, str(Path(__file__).with_name("preflight.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+    seen = json.loads(done.stdout.strip().splitlines()[-1])
+    return [("probe and vote, 4 simulated ranks", f"{seen['best_ms']:.1f} ms", f"median {seen['median_ms']:.1f} ms", "under 20 ms")]
+
+
 def import_rows() -> list[tuple[str, str, str, str]]:
     reference, own = import_seconds("import wrapt, packaging.version"), import_seconds("import fi_shim")
     return [
@@ -77,7 +88,7 @@ def main() -> int:
         logging.basicConfig(filename=log, format="[%(asctime)s] %(levelname)s %(name)s: %(message)s", level=logging.INFO)
         import fi_shim
 
-        rows = import_rows() + validator_rows()
+        rows = import_rows() + validator_rows() + preflight_rows()
         headers = ("measured", "best", "ratio", "wanted")
         print(f"FlashInfer {fi_shim.status()['flashinfer']}, Python {sys.version.split()[0]}\n")
         print(tabulate(rows, headers=headers, colalign=("left", "right", "right", "left"), disable_numparse=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -142,11 +143,12 @@ def _transport_without_store(comm_backend: Any) -> AllgatherTransport:
     """The one transport over a communicator's own allgather: one that still waits for peers must not be asked a second time."""
     from fi_shim.workspace.ballot.transport import AllgatherTransport
 
-    transport = vars(comm_backend).get(_TRANSPORT)
+    transport: AllgatherTransport | None = getattr(comm_backend, _TRANSPORT, None)
     if transport is None:
         transport = AllgatherTransport(comm_backend.allgather, lambda text: _say_once("vote_without_store", text))
-        vars(comm_backend)[_TRANSPORT] = transport
-    return transport  # type: ignore[no-any-return]
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(comm_backend, _TRANSPORT, transport)
+    return transport
 
 
 def _declined(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:
