@@ -87,7 +87,8 @@ def verdict_from_json(value: Any) -> Verdict:  # whatever JSON held
         outcome, reason, records, missing = value["outcome"], value["reason"], value["records"], value["missing"]
     except (TypeError, KeyError) as error:
         raise ValueError(f"not a verdict: {value!r:.80}") from error
-    if outcome not in get_args(Outcome) or not isinstance(reason, str) or not all(map(_is_int, missing)):
+    lists = isinstance(records, list | tuple) and isinstance(missing, list | tuple)
+    if outcome not in get_args(Outcome) or not isinstance(reason, str) or not lists or not all(map(_is_int, missing)):
         raise ValueError(f"not a verdict: {value!r:.80}")
     return Verdict(outcome, reason, tuple(map(record_from_json, records)), tuple(missing))
 
@@ -104,9 +105,9 @@ def decide(records: Sequence[Record]) -> Verdict:
         *_quoted(against, "votes no"),
     ]
     if objections:
-        return Verdict("no", "; ".join(objections), ballots, missing)
+        return Verdict("no", _one_line(objections), ballots, missing)
     if undecided:
-        return Verdict("abstain", "FlashInfer runs without preflight: " + "; ".join(_quoted(undecided, "abstains")), ballots)
+        return Verdict("abstain", "FlashInfer runs without preflight: " + _one_line(_quoted(undecided, "abstains")), ballots)
     return Verdict("yes", f"all {len(ballots)} ranks agree", ballots)
 
 
@@ -133,6 +134,10 @@ def differences(records: Sequence[Record]) -> list[str]:
 def ranks(numbers: Sequence[int]) -> str:
     """Return "rank 3" or "ranks 0, 2"."""
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _one_line(parts: Sequence[str]) -> str:
+    return " ".join("; ".join(parts).split())
 
 
 def _must_agree(record: Record) -> dict[str, str]:

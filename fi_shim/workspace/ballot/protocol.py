@@ -50,6 +50,7 @@ class Voter:
     offset: dict[int, float] = field(default_factory=dict)  # my clock is at least that rank's clock plus this
     written: bytes = b""
     exist: bool = False  # all cells
+    came: set[int] = field(default_factory=set)  # the ranks that were there, in this round or, before there was one, at all
 
     def join(self, record: Record) -> Steps[Verdict | None]:
         """Wait for all ranks and agree on their facts. None if the caller gave up meanwhile."""
@@ -116,7 +117,7 @@ class Voter:
 
     def _round(self, label: str, record: Record) -> Steps[Verdict]:
         self.since = self.undecided
-        self.label, self.record = label, record
+        self.label, self.record, self.came = label, record, set()
         started = self.undecided = self.incomplete = beat = yield Clock()
         pace, signs = Pace(self.limits, started), Signs(self.limits.silence)
         while True:
@@ -148,6 +149,7 @@ class Voter:
         now = yield Clock()
         self.house, self.label, self.since, self.offset = house, FACTS, since, {self.rank: 0.0}
         self.undecided = self.incomplete = now
+        self.came = set()
         yield from self._vote(max(self.until, min(now, latest) + self.limits.doubt))
         return None
 
@@ -219,8 +221,10 @@ class Voter:
         yield Set(f"cell/{self.rank}", self.written)
 
     def _missing(self, cells: Cells) -> tuple[int, ...]:
-        there = [cell and (cell.voted_in(self.house, self.label) if self.house else cell.arrived) for cell in cells]
-        return tuple(rank for rank, present in enumerate(there) if not present)
+        here = {r for r, cell in enumerate(cells) if cell and (cell.voted_in(self.house, self.label) if self.house else cell.arrived)}
+        self.came |= here
+        absent = [rank for rank in range(self.size) if rank not in here]
+        return tuple([rank for rank in absent if rank not in self.came] or absent)  # who came, and left again, is not who was missed
 
     def _missed_by_all(self, cells: Cells) -> bool:
         """True if all others have left because this rank did not come: it may be late to their attempt, or early to a new one."""
