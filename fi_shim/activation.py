@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from fi_shim import log
 from fi_shim import settings as settings_module
+from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_release
 from fi_shim.importing import PostImportFinder
 from fi_shim.patches import PATCHES
 from fi_shim.patches.definition import Context
@@ -157,6 +158,12 @@ def _announce() -> None:
     _ACTIVATION.announced = True
     patches = ",".join(name for name, state in states.items() if state == APPLIED) or "none"
     log.event("info", "active", flashinfer=flashinfer_version(), patches=patches)
+    try:
+        find_release(flashinfer_version())
+    except CompatibilityError as error:
+        log.event("warning", "compat_unreadable", error=str(error))
+    except UnknownReleaseError as error:
+        log.event("warning", "unknown_release", detail=str(error), consequence="workspaces are built without preflight")
 
 
 def flashinfer_version() -> str:

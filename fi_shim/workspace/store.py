@@ -49,7 +49,7 @@ class StoreTransport(Transport):
     def perform(self, operation: Operation, task: Task[Any]) -> Any:
         for last in (*[False] * (_TRIES - 1), True):
             try:
-                self._client = self._client or self._clone()
+                self._client = self._client or self._clone(task)
                 return self._apply(operation)
             except SilentError:
                 raise
@@ -71,10 +71,12 @@ class StoreTransport(Transport):
         values = client.multi_get(present) if present and client.has_extended_api() else [client.get(key) for key in present]
         return {key.removeprefix(self.prefix): bytes(value) for key, value in zip(present, values, strict=True)}
 
-    def _clone(self) -> Any:
+    def _clone(self, task: Task[Any]) -> Any:
         store = self._origin()
         if store is None:
             raise SilentError(f"the process group of {self.where} has been destroyed")
+        if self.address and not self._host_answers(task):  # c10d would try for as long as its own time limit, and say so
+            raise SilentError(f"{self.where} is gone (nothing listens there)")
         try:
             return store.clone()
         except (AttributeError, NotImplementedError):
@@ -82,7 +84,7 @@ class StoreTransport(Transport):
 
     def _host_answers(self, task: Task[Any]) -> bool:
         """Wait until the store's host can be reached again; False if there is none any more, or nobody waits for it."""
-        while self.address is not None and not task.gave_up:
+        while self.address and not task.gave_up:
             try:
                 socket.create_connection(self.address, CONNECT_SECONDS).close()
             except ConnectionRefusedError:

@@ -8,6 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from conftest import Host
 
@@ -74,3 +75,29 @@ p = fi_shim.status()["patches"]["validator"]
 print(json.dumps([p["state"], p["reason"], p["targets"]]))
 """
     assert host_with("0.7.4").code(code) == ["failed", "RuntimeError('ours')", []]
+
+
+def test_an_unknown_release_is_told_loudly(host_with: Callable[[str], Host]) -> None:
+    code = """
+import importlib.metadata as m
+m.version = lambda name, real=m.version: "9.9.9" if name == "flashinfer-python" else real(name)
+import flashinfer
+flashinfer.__version__ = "9.9.9"
+import fi_shim, flashinfer.comm
+print(fi_shim.status()["drift"]["state"], fi_shim.status()["patches"]["validator"]["state"])
+"""
+    done = host_with("0.7.4").run("-c", code)
+    assert done.stdout.strip() == "unknown release applied"
+    assert "event=unknown_release" in done.stderr
+    assert "nearest known: 0.7.4" in done.stderr
+
+
+def test_tables_that_cannot_be_read_are_told_and_plans_fail_clearly(host_with: Callable[[str], Host], tmp_path: Path) -> None:
+    (tmp_path / "releases").mkdir()
+    (tmp_path / "releases" / "0.7.4.toml").write_text("not a table")
+    done = host_with("0.7.4").run(
+        "-c", "import fi_shim, flashinfer.comm; print(fi_shim.status()['drift']['state'])", FI_SHIM_COMPAT=str(tmp_path)
+    )
+    assert done.stdout.strip() == "table unreadable"
+    assert "event=compat_unreadable" in done.stderr
+    assert "0.7.4.toml" in done.stderr

@@ -65,6 +65,8 @@ class Process:
         return False
 
     def end(self) -> None:
+        if self._lines.closed:
+            return
         for what in (signal.SIGCONT, signal.SIGKILL):
             try:
                 os.kill(self.pid, what)
@@ -94,6 +96,7 @@ class Nursery:
     """Where processes come from. What they write to stderr is in `noise`."""
 
     def __init__(self) -> None:
+        self._processes: list[Process] = []
         self._folder = tempfile.TemporaryDirectory()
         self._address = str(Path(self._folder.name) / "socket")
         self._noise = (Path(self._folder.name) / "noise").open("w+")
@@ -106,12 +109,15 @@ class Nursery:
         assert self._program.stdout.readline() == "ready\n"
 
     def process(self) -> Process:
-        return Process(self._address)
+        self._processes.append(Process(self._address))
+        return self._processes[-1]
 
     def noise(self) -> str:
         return (Path(self._folder.name) / "noise").read_text()
 
     def close(self) -> None:
+        for process in self._processes:
+            process.end()
         self._program.communicate()
         self._noise.close()
         self._folder.cleanup()
@@ -125,13 +131,18 @@ class Team:
         self.ranks = [nursery.process() for _ in range(size)]
         self.host = self.ranks[0] if host_is_rank_0 else nursery.process()
         self.port = self.host.call("host", **host)
-        self.plan(None, None)
-
-    def plan(self, rank: int | None, plan: list[Any] | None) -> None:
-        """(Re-)connect; `plan` is the fault that this rank causes."""
-        for number, process in enumerate(self.ranks):
+        for process in self.ranks:
             port = 0 if process is self.host else self.port
-            process.call("group", name=self.name, port=port, ranks=list(range(len(self.ranks))), plan=plan if number == rank else None)
+            process.call("group", name=self.name, port=port, ranks=list(range(size)))
+
+    def plan(self, rank: int, when: str, number: int, victim: Process, what: signal.Signals) -> None:
+        """Connect. Then: when this rank comes to its operation of this number, the victim gets the signal, before or after it."""
+        assert {answer["outcome"] for answer in self.vote()} == {"yes"}
+        self.ranks[rank].call("fault", name=self.name, plan=[when, number, victim.pid, what])
+
+    def forget_plans(self) -> None:
+        for process in self.ranks:
+            process.call("fault", name=self.name, plan=None)
 
     def start(self, *which: int, limits: dict[str, float] | None = None, records: dict[int, Any] | None = None, **keywords: Any) -> list[Future[Any]]:
         """Begin a vote on these ranks (none given: all)."""

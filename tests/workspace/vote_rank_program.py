@@ -52,7 +52,7 @@ def host(*, libuv: bool = True) -> int:
     return int(stores["host"].port)
 
 
-def group(name: str, port: int, ranks: list[int], kind: str = "tcp", path: str = "", plan: list[Any] | None = None) -> None:
+def group(name: str, port: int, ranks: list[int], kind: str = "tcp", path: str = "") -> None:
     """Know a group by name, over its own part of the store."""
     if kind == "tcp":
         base = stores["host"] if port == 0 else dist.TCPStore("127.0.0.1", port, None, False, HOUR)  # noqa: FBT003
@@ -60,6 +60,10 @@ def group(name: str, port: int, ranks: list[int], kind: str = "tcp", path: str =
         base = dist.FileStore(path, -1)
     stores[name] = dist.PrefixStore("outer", dist.PrefixStore(name, base))
     transports[name] = Faulty(stores[name], ranks)
+
+
+def fault(name: str, plan: list[Any] | None) -> None:
+    transports[name].performed = 0
     transports[name].plan = tuple(plan) if plan else None
 
 
