@@ -19,7 +19,12 @@ class WorkspaceDeclined(RuntimeError):  # noqa: N818  # the public name
 
     def __init__(self, what: str, verdict: Verdict) -> None:
         self.verdict = verdict
+        self._what = what
         super().__init__(f"{headline(what, verdict)}\n{table(verdict)}")
+
+    def __reduce__(self) -> tuple[type[WorkspaceDeclined], tuple[str, Verdict]]:
+        """Engines send exceptions to other processes."""
+        return type(self), (self._what, self.verdict)
 
 
 def headline(what: str, verdict: Verdict) -> str:
