@@ -59,13 +59,13 @@ def cli() -> None:
 @as_json
 def plan(*, flashinfer_version: str | None, all_releases: bool, json_output: bool, **arguments: Any) -> None:
     """What a release allocates for a workspace on each rank, to the byte."""
-    if all_releases and flashinfer_version:
+    if all_releases and flashinfer_version is not None:
         raise click.UsageError("--all-releases and --flashinfer-version exclude each other")
     try:
         if all_releases:
             _print_all_releases(arguments, json_output=json_output)
             return
-        version = flashinfer_version or installed_flashinfer()
+        version = installed_flashinfer() if flashinfer_version is None else flashinfer_version
         _print_plan(version, make_plan(version, **arguments), json_output=json_output)
     except CompatibilityError as error:
         raise SystemExit(_bad_news(f"{error}")) from None

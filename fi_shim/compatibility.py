@@ -61,11 +61,16 @@ class Release:
 
 
 def folders(overlay: str | None = None) -> tuple[Path, ...]:
-    """Where the tables are read from, first match wins: the overlay (default: FI_SHIM_COMPAT), then the packaged tables."""
+    """Where the tables are read from, first match wins: the overlay (default: FI_SHIM_COMPAT), then the packaged tables.
+
+    CompatibilityError if the overlay is no folder.
+    """
     packaged = Path(__file__).with_name("_compat")
     if not packaged.is_dir():
         packaged = Path(__file__).parent.parent / "compat"
     overlay = os.environ.get("FI_SHIM_COMPAT") if overlay is None else overlay
+    if overlay and not Path(overlay).is_dir():
+        raise CompatibilityError(f"{overlay}: FI_SHIM_COMPAT is not a folder")
     return (Path(overlay), packaged) if overlay else (packaged,)
 
 
@@ -124,7 +129,7 @@ def load_release(name: str) -> Release:
             regimes={backend: _text(table["regimes"][backend]) for backend in ("trtllm", "mnnvl")},
             confidential={key: _text(value) for key, value in table.get("confidential_computing", {}).items()},
             functions={key: _text(value) for key, value in table.get("functions", {}).items()},
-            rules={key: _text(value) for key, value in table.get("rules", {}).items()},
+            rules={key: _text(table["rules"][key]) for key in ("handle_type", "device", "legacy_creator")},
             files={key: _text(value) for key, value in table.get("files", {}).items()},
             witnesses={backend: tuple(table.get("witness", {}).get(backend, ())) for backend in ("trtllm", "mnnvl")},
             importable=table.get("importable"),

@@ -10,6 +10,7 @@ from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_
 from fi_shim.patches.creation import DECLINES
 from fi_shim.patches.validator import REJECTIONS
 from fi_shim.registry import REGISTRY
+from fi_shim.workspace.sizes import load_regime
 
 
 def status() -> dict[str, Any]:
@@ -46,6 +47,8 @@ def regimes_of(version: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
         return None, {"state": "no FlashInfer"}
     try:
         release = find_release(version)
+        for name in release.regimes.values():
+            load_regime(name)
     except UnknownReleaseError as error:
         return None, {"state": "unknown release", "detail": str(error)}
     except CompatibilityError as error:

@@ -56,8 +56,8 @@ def make_validator(original: Callable[..., bool], switch: Switch) -> Callable[..
         dtype: Any,
         use_oneshot: Any = None,
     ) -> bool:
-        own = self.__dict__
         try:
+            own = self.__dict__
             capacity, is_fp32, (ranks, metadata, max_token_num, max_hidden_dim) = own["_fi_shim_limits"]
             if (
                 (num_tokens * hidden_dim > capacity or (dtype is float32) is not is_fp32)

@@ -29,7 +29,8 @@ class WorkspaceDeclined(RuntimeError):  # noqa: N818  # the public name
 
 def headline(what: str, verdict: Verdict) -> str:
     """One line a person can act on."""
-    hint = f". Is fi_shim active on {_ranks(verdict.missing)}?" if verdict.missing else ""
+    said = "fi_shim active" in verdict.reason
+    hint = f". Is fi_shim active on {_ranks(verdict.missing)}?" if verdict.missing and not said else ""
     return f"fi_shim: all ranks declined the FlashInfer {what}: {verdict.reason}{hint}"
 
 
