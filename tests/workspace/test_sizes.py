@@ -136,6 +136,12 @@ def test_a_regime_with_an_unknown_operation_is_an_error_that_names_the_file(tmp_
         fi_shim.plan("0.7.2", **REQUEST)
 
 
+def test_an_overlay_that_is_no_folder_is_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FI_SHIM_COMPAT", str(tmp_path / "missing"))
+    with pytest.raises(CompatibilityError, match="FI_SHIM_COMPAT is not a folder"):
+        fi_shim.plan("0.7.2", **REQUEST)
+
+
 def test_an_overlay_can_add_a_release(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "releases").mkdir()
     (tmp_path / "releases" / "0.9.0.toml").write_text(f"version = '0.9.0'\n[regimes]\ntrtllm = 'T3'\nmnnvl = 'M3'\n{RULES}")
