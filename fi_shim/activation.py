@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -63,7 +64,8 @@ def activate(settings: Settings | None = None) -> None:
         with _ACTIVATION.lock:
             _activate(settings_module.read() if settings is None else settings)
     except Exception as error:  # noqa: BLE001  # the promise: FlashInfer then runs as without us
-        log.event("warning", "activation_failed", error=repr(error))
+        with contextlib.suppress(Exception):
+            log.event("warning", "activation_failed", error=repr(error))
 
 
 def _activate(settings: Settings) -> None:
@@ -134,7 +136,8 @@ def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType)
                 _apply(patch, module_name, module, settings)
             _announce()
     except Exception as error:  # noqa: BLE001
-        log.event("warning", "patching_failed", module=module_name, error=repr(error))
+        with contextlib.suppress(Exception):
+            log.event("warning", "patching_failed", module=module_name, error=repr(error))
 
 
 def _apply(patch: Patch, module_name: str, module: ModuleType, settings: Settings) -> None:

@@ -50,9 +50,15 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
 
     @functools.wraps(original, updated=())
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if not switch.on or getattr(_building, "yes", False) or _stands_aside(context.record):
+        if not switch.on or getattr(_building, "yes", False):
             return original(*args, **kwargs)
-        declined = _decline_of(kind, original, args, kwargs, settings)
+        with contextlib.suppress(Exception):  # a fault there is no reason to leave the peers without our vote
+            if _stands_aside(context.record):
+                return original(*args, **kwargs)
+        try:
+            declined = _decline_of(kind, original, args, kwargs, settings)
+        except Exception as error:  # noqa: BLE001  # peers cannot know: building alone would hang
+            declined = _bare_decline(kind, error)
         if declined is not None:
             if kind != "legacy":
                 args[0]._destroyed = True  # or the destructor of what was never built complains  # noqa: SLF001
@@ -87,14 +93,16 @@ def _decline_of(
         rank = electorate.rank
         verdict = _verdict(asked, electorate, settings)
     except NoElectorateError as error:
-        _say_once("not_voted", f"{error}: FlashInfer builds without a vote")
+        with contextlib.suppress(Exception):
+            _say_once("not_voted", f"{error}: FlashInfer builds without a vote")
         return None
     except Exception as error:  # noqa: BLE001  # peers hear nothing from us and give up: building alone would hang
         verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
-    if verdict.declined:
+    if verdict.outcome == "no":
         return _declined(what, verdict, rank)
-    if verdict.outcome == "abstain":
-        _say_once("preflight_skipped", verdict.reason)
+    with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log
+        if verdict.outcome == "abstain":
+            _say_once("preflight_skipped", verdict.reason)
     return None
 
 
@@ -190,6 +198,15 @@ def _declined(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDecline
     speaks = rank is None or not present or rank == present[0]
     log.event("error" if speaks else "debug", "declined", what=what, reason=verdict.reason)
     return error
+
+
+def _bare_decline(kind: Kind, error: Exception) -> WorkspaceDeclined:
+    """A decline that needs nothing of ours to work."""
+    text = f"fi_shim: declined the FlashInfer {kind} workspace: fi_shim failed on this rank: {type(error).__name__}: {error}"
+    declined = WorkspaceDeclined.__new__(WorkspaceDeclined, text)
+    declined.verdict, declined.what = Verdict.__new__(Verdict), f"{kind} workspace"
+    vars(declined.verdict).update(outcome="no", reason=text, records=(), missing=())
+    return declined
 
 
 def _say_once(name: str, text: str) -> None:

@@ -15,22 +15,22 @@ class WorkspaceDeclined(RuntimeError):  # noqa: N818  # the public name
 
     Attributes:
         verdict: the verdict; `verdict.records` has each rank's record, by group rank.
+        what: the workspace that was asked for, in words.
     """
 
     def __init__(self, what: str, verdict: Verdict) -> None:
         self.verdict = verdict
-        self._what = what
+        self.what = what
         super().__init__(f"{headline(what, verdict)}\n{table(verdict)}")
 
     def __reduce__(self) -> tuple[type[WorkspaceDeclined], tuple[str, Verdict]]:
         """Engines send exceptions to other processes."""
-        return type(self), (self._what, self.verdict)
+        return type(self), (self.what, self.verdict)
 
 
 def headline(what: str, verdict: Verdict) -> str:
     """One line a person can act on."""
-    said = "fi_shim active" in verdict.reason
-    hint = f". Is fi_shim active on {_ranks(verdict.missing)}?" if verdict.missing and not said else ""
+    hint = f". Is fi_shim active on {_ranks(verdict.missing)}?" if verdict.missing else ""
     return f"fi_shim: all ranks declined the FlashInfer {what}: {verdict.reason}{hint}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -71,10 +72,13 @@ def prepare(creation: Creation, join: Callable[[Record], Session]) -> Verdict:
         The verdict that all ranks share.
     """
     record, ground = _facts(creation)
-    with join(record) as session:
-        if session.verdict.outcome != "yes" or ground is None:
-            return session.verdict
-        return session.round("probe", _probed(creation, record, ground, session.records))
+    session = join(record)
+    verdict = session.verdict
+    if verdict.outcome == "yes" and ground is not None:
+        verdict = session.round("probe", _probed(creation, record, ground, verdict.records))
+    with contextlib.suppress(Exception):  # the verdict holds on all ranks, also if this one cannot say goodbye
+        session.close()
+    return verdict
 
 
 def prepare_alone(creation: Creation) -> Verdict:

@@ -55,7 +55,7 @@ class Voter:
     def join(self, record: Record) -> Steps[Verdict | None]:
         """Wait for all ranks and agree on their facts. None if the caller gave up meanwhile."""
         verdict = yield from self._tidily(self._join(record))
-        if verdict is not None and verdict.declined:
+        if verdict is not None and verdict.outcome == "no":
             yield from self.leave(verdict.reason, missed=verdict.missing)
         return verdict
 
@@ -154,7 +154,7 @@ class Voter:
         return None
 
     def _give_up(self, cells: Cells, missing: tuple[int, ...], seconds: float) -> Steps[Verdict]:
-        reason = f"{ranks(missing)} did not vote within {seconds:.0f} s: is fi_shim active there?"
+        reason = f"{ranks(missing)} did not vote within {seconds:.0f} s"
         if not missing:
             reason = f"all ranks came, but could not agree before the limit of {seconds:.0f} s"
         verdict = Verdict("no", reason, _records(cells), missing)
@@ -171,7 +171,7 @@ class Voter:
         verdict = decide(_records(cells))
         now = yield Clock()
         spare = min(cell.until + self.offset[rank] for rank, cell in votes.items()) - self.limits.safety - now
-        return (yield from self._settle(verdict, spare)) if verdict.declined or spare > 0 else None
+        return (yield from self._settle(verdict, spare)) if verdict.outcome == "no" or spare > 0 else None
 
     def _settle(self, verdict: Verdict | None, spare: float = 0.0) -> Steps[Verdict | None]:
         """Write the verdict (None: void) unless there is one. Returns the one there is."""
@@ -189,7 +189,7 @@ class Voter:
             return None
         verdict, spare = _restored(stored)
         now = yield Clock()
-        if verdict.declined or now < self.undecided + spare:
+        if verdict.outcome == "no" or now < self.undecided + spare:
             return verdict
         yield Promise(now + 3 * self.limits.grace)
         yield Sleep(self.limits.grace)  # this rank or the store was stopped: time for those who lost it to say so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 import weakref
@@ -95,7 +96,7 @@ class Session:
         try:
             self.verdict = self._vote(self._voter.join(record), record, limits.arrival)
         finally:
-            if self.verdict.declined:
+            if self.verdict.outcome == "no":
                 self._release()
         return self.verdict
 
@@ -149,8 +150,24 @@ class Session:
         except SilentError as error:
             records = (record if rank == self._voter.rank else Record(rank=rank, vote="absent") for rank in range(self._voter.size))
             return Verdict("no", str(error), tuple(records))
+        except Exception:  # a fault of ours, but perhaps after this rank had voted: the others act on what the store holds
+            raw = self._verdict_of_the_others(limit)
+            if raw is None:
+                raise
+            return raw
         assert verdict is not None  # only for who gave up
         return verdict
+
+    def _verdict_of_the_others(self, limit: float) -> Verdict | None:
+        """The bare outcome in the store, by as little of our code as can be; None if there is none within the limit."""
+        key, ends = f"{self._voter.attempt}/{self._voter.label}/verdict", time.monotonic() + limit
+        while self._voter.attempt and time.monotonic() < ends:
+            found = self._transport.run(_single(Read((key,))), self._limits.doubt, self._limits.grace)
+            if found:
+                stored = json.loads(found[key])["verdict"]
+                return Verdict(stored["outcome"], f"{stored['reason']} (a fault of fi_shim on this rank kept it from reading more)")
+            time.sleep(self._limits.poll_last)
+        return None
 
     def _sign(self, name: str, over: threading.Event) -> None:
         ends, last = time.monotonic() + self._limits.work, None

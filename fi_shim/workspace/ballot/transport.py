@@ -25,6 +25,7 @@ class Side(Protocol):
     size: int
     limits: Limits
     attempt: str
+    label: str
 
     def join(self, record: Record) -> Steps[Verdict | None]: ...
     def round(self, name: str, record: Record) -> Steps[Verdict | None]: ...
@@ -93,6 +94,7 @@ class Exchanger:
     size: int
     limits: Limits
     attempt: str = "allgather"
+    label: str = ""
     turn: int = 0
 
     def join(self, record: Record) -> Steps[Verdict | None]:

@@ -117,7 +117,7 @@ class Worker:
         self._tasks: queue.SimpleQueue[Task[Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._task: Task[Any] | None = None
-        self._running = False
+        self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
     def start(self, steps: Steps[T], limit: float, on_waiting: Callable[[tuple[int, ...], float], object] | None = None) -> Task[T]:
@@ -127,9 +127,9 @@ class Worker:
         task = Task(steps, limit, on_waiting)
         with self._lock:
             self._tasks.put(task)
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._serve, name="fi_shim-vote", daemon=True).start()
+            if self._thread is None or not self._thread.is_alive():  # idle, or ended by a fault
+                self._thread = threading.Thread(target=self._serve, name="fi_shim-vote", daemon=True)
+                self._thread.start()
         return task
 
     @property
@@ -144,7 +144,7 @@ class Worker:
             except queue.Empty:
                 with self._lock:
                     if self._tasks.empty():
-                        self._running = False
+                        self._thread = None
                         return
                 continue
             self._task = task

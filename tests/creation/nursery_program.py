@@ -1,0 +1,106 @@
+"""Import torch and FlashInfer once, then serve each connection to a socket by a fork of its own: nursery_program.py SOCKET.
+
+A fork is one rank: it puts on the environment it is told, switches fi_shim and the simulated devices on as `import fi_shim` does, and then
+performs the functions of `rank_jobs` by name. Requests and answers are lines of JSON. Its main thread works; a request marked `aside` has a
+thread of its own, so that a rank can be asked while it works. SIGUSR1 makes it write the stacks of all its threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Final
+
+assert os.environ["FI_SHIM"] == "0"  # nothing is patched before the fork
+
+import fi_shim  # noqa: E402
+from fi_shim.testing import import_aids, simulation  # noqa: E402
+
+import_aids.install()
+
+import flashinfer.comm  # noqa: E402, F401
+import rank_jobs  # noqa: E402
+import torch.distributed  # noqa: E402, F401
+
+DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
+
+
+def live(connection: socket.socket) -> None:
+    """Be a rank until the connection ends."""
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    lines = connection.makefile()
+    order = json.loads(lines.readline())
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    for name, version in order["engines"].items():
+        rank_jobs.pretend_engine(name, version)
+    if order["active"]:
+        fi_shim.activate()
+    simulation.activate(os.environ)
+    _serve(connection, lines)
+
+
+def _serve(connection: socket.socket, lines: Any) -> None:
+    lock, work = threading.Lock(), queue.SimpleQueue[Any]()
+
+    def answer(number: int, request: dict[str, Any]) -> None:
+        try:
+            result = {"number": number, "value": getattr(rank_jobs, request["call"])(**request["keywords"])}
+        except BaseException:  # noqa: BLE001  # the asker's test fails with it
+            result = {"number": number, "error": traceback.format_exc()}
+        result["at"] = time.monotonic()
+        with lock:
+            connection.sendall(json.dumps(result).encode() + b"\n")
+
+    def listen() -> None:
+        for number, line in enumerate(lines):
+            request = json.loads(line)
+            if request["aside"]:
+                threading.Thread(target=answer, args=(number, request), daemon=True).start()
+            else:
+                work.put((number, request))
+        os._exit(0)  # the test is over
+
+    connection.sendall(f"{os.getpid()}\n".encode())
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        answer(*work.get())
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(sys.argv[1])
+        listener.listen(64)
+        print("ready", flush=True)
+        listener.settimeout(0.5)
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            connection.settimeout(None)
+            if os.fork() == 0:
+                listener.close()
+                live(connection)
+            connection.close()
+
+
+if __name__ == "__main__":
+    main()

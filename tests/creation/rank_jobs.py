@@ -1,0 +1,561 @@
+"""What a rank can be told to do. Runs in a fork of the nursery; arguments and results are JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import datetime as dt
+import faulthandler
+import functools
+import importlib
+import os
+import sys
+import threading
+import time
+import types
+from typing import TYPE_CHECKING, Any
+
+import fi_shim
+from fi_shim import testing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COMFORT = dt.timedelta(seconds=300)  # for torch's own collectives
+CONNECT_SECONDS = 15.0
+SLOW_SECONDS = 2.5  # a rank that takes longer to build writes its stacks
+NOT_IN_AN_ENGINE = {"testing", "demo", "cli", "doctor", "__main__"}
+groups: dict[str, Any] = {}
+kept: list[Any] = []
+hidden: dict[str, types.CodeType] = {}
+said: list[str] = []
+
+
+def host_store() -> int:
+    import torch.distributed as dist
+
+    groups["store"] = dist.TCPStore("127.0.0.1", 0, None, True, COMFORT, wait_for_workers=False)
+    return int(groups["store"].port)
+
+
+def join_group(port: int, size: int, subgroups: dict[str, list[int]]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    if "store" not in groups:
+        groups["store"] = dist.TCPStore("127.0.0.1", port, None, False, COMFORT)
+    dist.init_process_group("gloo", store=groups["store"], rank=rank, world_size=size, timeout=COMFORT)
+    groups["world"] = dist.group.WORLD
+    for name, ranks in subgroups.items():
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            groups[name] = group
+    if testing.simulated():
+        torch.cuda.set_device(rank)
+
+
+def leave_group() -> None:
+    import torch.distributed as dist
+
+    for name in set(groups) - {"store"}:
+        del groups[name]
+    kept.clear()
+    dist.destroy_process_group()
+
+
+def connect() -> None:
+    """Open the vote's own connections now: a host whose name service is slow takes seconds to accept one."""
+    from fi_shim.workspace import store
+    from fi_shim.workspace.ballot.operations import Read
+    from fi_shim.workspace.ballot.session import _single
+
+    for name in set(groups) - {"store"}:
+        store.transport_of(groups[name]).run(_single(Read(("nothing",))), CONNECT_SECONDS, CONNECT_SECONDS)
+
+
+def scale_limits(limits: dict[str, float]) -> None:
+    from fi_shim.workspace.ballot import session
+
+    module: Any = session
+    module.Limits = functools.partial(module.Limits, **limits)
+
+
+def create(**keywords: Any) -> dict[str, Any]:
+    """Build a workspace, and tell how that went."""
+    keep = keywords.pop("keep", False)
+    began, made, error = time.monotonic(), None, None
+    faulthandler.dump_traceback_later(SLOW_SECONDS, file=2)
+    try:
+        made = _build(**keywords)
+    except Exception as raised:  # noqa: BLE001  # it is the result
+        error = raised
+    faulthandler.cancel_dump_traceback_later()
+    result = {"began": began, "ended": time.monotonic(), **_told(error)}
+    if made is not None:
+        result["metadata"] = _metadata(made)
+    if keep:
+        kept.append(made)
+    return result
+
+
+def _told(error: Exception | None) -> dict[str, Any]:
+    if error is None:
+        return {"outcome": "built", "type": "", "message": "", "verdict": None}
+    verdict = getattr(error, "verdict", None)
+    return {
+        "outcome": "declined" if isinstance(error, fi_shim.WorkspaceDeclined) else "raised",
+        "type": type(error).__name__,
+        "message": str(error),
+        "verdict": None if verdict is None else dataclasses.asdict(verdict),
+        "cause": repr(error.__cause__ or error.__context__),
+    }
+
+
+def _metadata(made: Any) -> Any:
+    metadata = getattr(made, "metadata", None)
+    return {name: value for name, value in metadata.items() if isinstance(value, (int, bool))} if isinstance(metadata, dict) else None
+
+
+def _build(
+    *,
+    entry: str = "factory",
+    backend: str = "trtllm",
+    via: str = "default",
+    group: str = "world",
+    tokens: Any = 128,
+    hidden_dim: Any = 1024,
+    dtype: Any = "bfloat16",
+    rank: int | None = None,
+    world_size: Any = None,
+    positional: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    given = groups.get(group)
+    size = dist.get_world_size(given) if world_size is None else world_size
+    number = dist.get_rank(given) if rank is None else rank
+    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    backend_of_group = _passed(via, given, backend)
+    build = {"factory": _factory, "class": _class, "legacy": _legacy, "legacy symmetric": _legacy_symmetric}[entry]
+    with contextlib.redirect_stdout(sys.stderr):
+        return build(backend, size, number, tokens, hidden_dim, kind, backend_of_group, positional, extra or {})
+
+
+def _passed(via: str, group: Any, backend: str) -> dict[str, Any]:
+    """How the group is given to FlashInfer."""
+    torch_backend = importlib.import_module("flashinfer.comm.mnnvl").TorchDistBackend
+    ways: dict[str, Callable[[], dict[str, Any]]] = {
+        "default": lambda: {"comm_backend": torch_backend()} if backend == "mnnvl" else {},
+        "group": lambda: {"group": group},
+        "_group": lambda: {"comm_backend": torch_backend(group=group)},
+        "both": lambda: {"comm_backend": torch_backend(group=group), "group": group},
+        "_cpu_group": lambda: {"comm_backend": _cpu_group_backend(torch_backend, group)},
+        "own allgather": lambda: {"comm_backend": _OwnBackend(torch_backend(group=group))},
+        "odd group": lambda: {"group": types.SimpleNamespace(group_name="0"), "comm_backend": torch_backend()},
+        "alone": lambda: {"comm_backend": _OwnBackend(_Alone())},
+    }
+    return ways[via]()
+
+
+def _cpu_group_backend(base: Any, cpu_group: Any) -> Any:
+    class Backend(base):  # type: ignore[misc]
+        """As SGLang's: the group for devices beside the one for the CPU."""
+
+        def __init__(self) -> None:
+            super().__init__(group=cpu_group)
+            self._cpu_group = cpu_group
+            self._group = object()  # stands for an NCCL group: whoever asks it fails
+
+        def Get_rank(self) -> int:  # noqa: N802
+            return int(self._dist.get_rank(cpu_group))
+
+        def Get_size(self) -> int:  # noqa: N802
+            return int(self._dist.get_world_size(cpu_group))
+
+        def allgather(self, data: Any) -> Any:
+            found: list[Any] = [None] * self.Get_size()
+            self._dist.all_gather_object(found, data, group=cpu_group)
+            return found
+
+        def bcast(self, data: Any, root: int) -> Any:
+            box = [data]
+            self._dist.broadcast_object_list(box, src=self._dist.get_global_rank(cpu_group, root), group=cpu_group)
+            return box[0]
+
+        def barrier(self) -> None:
+            self._dist.barrier(group=cpu_group)
+
+    return Backend()
+
+
+class _Alone:
+    """A world of one rank."""
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return 0
+
+    def Get_size(self) -> int:  # noqa: N802
+        return 1
+
+    def allgather(self, data: Any) -> Any:
+        return [data]
+
+    def bcast(self, data: Any, root: int) -> Any:
+        return data
+
+    def barrier(self) -> None:
+        pass
+
+
+class _OwnBackend:
+    """A communicator that knows no torch group, as an engine over MPI would have."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return int(self._inner.Get_rank())
+
+    def Get_size(self) -> int:  # noqa: N802
+        return int(self._inner.Get_size())
+
+    def allgather(self, data: Any) -> Any:
+        return self._inner.allgather(data)
+
+    def bcast(self, data: Any, root: int) -> Any:
+        return self._inner.bcast(data, root)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+
+def _factory(
+    backend: str,
+    size: Any,
+    rank: Any,
+    tokens: Any,
+    hidden_dim: Any,
+    dtype: Any,
+    passed: dict[str, Any],
+    positional: bool,
+    extra: dict[str, Any],
+) -> Any:
+    from flashinfer import comm
+
+    if positional:
+        given = [backend, size, rank, tokens, hidden_dim, dtype, None, passed.get("comm_backend"), False]
+        return comm.create_allreduce_fusion_workspace(*given, *([passed["group"]] if "group" in passed else []), **extra)
+    return comm.create_allreduce_fusion_workspace(
+        backend=backend, world_size=size, rank=rank, max_token_num=tokens, hidden_dim=hidden_dim, dtype=dtype, **passed, **extra
+    )
+
+
+def _class(
+    backend: str,
+    size: Any,
+    rank: Any,
+    tokens: Any,
+    hidden_dim: Any,
+    dtype: Any,
+    passed: dict[str, Any],
+    positional: bool,
+    extra: dict[str, Any],
+) -> Any:
+    if backend == "mnnvl":
+        return _mnnvl_class(size, rank, tokens, hidden_dim, dtype, passed, positional, extra)
+    workspace = importlib.import_module("flashinfer.comm.allreduce").TRTLLMAllReduceFusionWorkspace
+    if positional:
+        given = [size, rank, tokens, hidden_dim, dtype, passed.get("comm_backend")]
+        return workspace(*given, *([passed["group"]] if "group" in passed else []), **extra)
+    return workspace(tp_size=size, tp_rank=rank, max_token_num=tokens, hidden_dim=hidden_dim, dtype=dtype, **passed, **extra)
+
+
+def _mnnvl_class(
+    size: Any, rank: Any, tokens: Any, hidden_dim: Any, dtype: Any, passed: dict[str, Any], positional: bool, extra: dict[str, Any]
+) -> Any:
+    from flashinfer.comm import Mapping
+
+    workspace = importlib.import_module("flashinfer.comm.trtllm_mnnvl_ar").MNNVLAllReduceFusionWorkspace
+    mapping = Mapping(world_size=size, rank=rank, gpus_per_node=size, tp_size=size)
+    buffer_size = extra.get("buffer_size_in_bytes")
+    if positional:
+        return workspace(mapping, tokens, hidden_dim, dtype, buffer_size, passed["comm_backend"])
+    return workspace(mapping=mapping, max_num_tokens=tokens, hidden_dim=hidden_dim, dtype=dtype, **passed, **extra)
+
+
+def _legacy(
+    _backend: str,
+    size: Any,
+    rank: Any,
+    tokens: Any,
+    hidden_dim: Any,
+    _dtype: Any,
+    passed: dict[str, Any],
+    positional: bool,
+    extra: dict[str, Any],
+) -> Any:
+    from flashinfer import comm
+
+    create_workspace = comm.trtllm_create_ipc_workspace_for_all_reduce_fusion
+    if positional:
+        return create_workspace(rank, size, tokens, hidden_dim, False, passed.get("group"), **extra)
+    return create_workspace(tp_rank=rank, tp_size=size, max_token_num=tokens, hidden_dim=hidden_dim, **passed, **extra)
+
+
+def _legacy_symmetric(*given: Any) -> Any:
+    arguments = [*given[:-1], {**given[-1], "create_metadata": True, "use_symm_dev_mem": True}]
+    return _legacy(*arguments)
+
+
+def create_in_threads(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several workspaces at once, each in a thread of its own."""
+    results: list[dict[str, Any]] = [{} for _ in requests]
+
+    def one(number: int) -> None:
+        import torch
+
+        torch.cuda.set_device(int(os.environ["RANK"]))
+        results[number] = create(**requests[number])
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def create_in_child(**keywords: Any) -> str:
+    """What `create` does in a forked child that goes on with its parent's group."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.write(writing, create(**keywords)["message"].encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        return pipe.read()
+
+
+def left() -> dict[str, Any]:
+    """What is still allocated: by this process, and on each device by anybody."""
+    import gc
+
+    gc.collect()
+    stock = testing.outstanding()
+    return {"own": bool(stock), "bytes": {str(device): size for device, size in stock.bytes.items()}}
+
+
+def calls() -> dict[str, int]:
+    return testing.calls()
+
+
+def status() -> dict[str, Any]:
+    return fi_shim.status()
+
+
+def reserve_cached(size: int, device: int | None = None) -> None:
+    testing.reserve_cached(int(os.environ["RANK"]) if device is None else device, size)
+
+
+def use_device(device: int) -> None:
+    import torch
+
+    torch.cuda.set_device(device)
+
+
+def cached() -> int:
+    import torch
+
+    return int(torch.cuda.memory_reserved())
+
+
+def set_version(version: str) -> None:
+    sys.modules["flashinfer"].__version__ = version  # type: ignore[attr-defined]
+
+
+def pretend_engine(name: str, version: str) -> None:
+    module = types.ModuleType(name)
+    module.__version__ = version  # type: ignore[attr-defined]
+    sys.modules[name] = module
+
+
+def copies_of_a_decline() -> list[list[str]]:
+    """A declined workspace's exception as text, again after copying it, and again after pickling it."""
+    import pickle
+
+    try:
+        _build()
+    except fi_shim.WorkspaceDeclined as error:
+        copied, pickled = copy.copy(error), pickle.loads(pickle.dumps(error))
+        return [[type(one).__name__, str(one), one.verdict.reason] for one in (error, copied, pickled)]
+    raise AssertionError("built")
+
+
+def watch_arrivals(ranks: list[int], limit: float = 20.0, group: str = "world") -> None:
+    """Return when these ranks have come to the vote of a group, over a connection of its own."""
+    from fi_shim.workspace import store
+    from fi_shim.workspace.ballot.cell import cell_from_bytes
+
+    transport = store.transport_of(groups[group])
+    client, ends = (
+        store._store_of(groups[group], importlib.import_module("torch.distributed.distributed_c10d")).clone(),
+        time.monotonic() + limit,
+    )
+    keys = [f"{transport.prefix}cell/{rank}" for rank in ranks]
+    while time.monotonic() < ends:
+        cells = [cell_from_bytes(bytes(client.get(key))) for key in keys] if client.check(keys) else []
+        if cells and all(cell is not None and cell.arrived for cell in cells):
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"not all of {ranks} came within {limit} s")
+
+
+def record_properties() -> None:
+    """Keep what cuMemCreate is asked for, to be told by `recorded`."""
+    from fi_shim.testing import simulation
+
+    driver = simulation.required().driver
+    inner = driver.cuMemCreate
+
+    def recording(size: int, properties: Any, flags: int) -> Any:
+        kind, device = int(properties.requestedHandleTypes), int(properties.location.id)
+        said.append(f"{int(size)} bytes on device {device}, handle type {kind}, rdma {int(properties.allocFlags.gpuDirectRDMACapable)}")
+        return inner(size, properties, flags)
+
+    driver.cuMemCreate = recording  # type: ignore[method-assign]
+
+
+def recorded() -> list[str]:
+    found = said[:]
+    said.clear()
+    return found
+
+
+def fake_fabric(*, supported: bool) -> None:
+    """Replace FlashInfer's fabric check, as engines do."""
+    module: Any = sys.modules["flashinfer.comm.mnnvl"]
+    module.is_mnnvl_fabric_supported = lambda _device: supported
+
+
+def break_function(name: str) -> None:
+    """Let a function of fi_shim raise, whoever holds a reference to it. `name` is module:qualified name."""
+    function = _function(name)
+    hidden.setdefault(name, function.__code__)
+    function.__code__ = _broken.__code__.replace(co_freevars=function.__code__.co_freevars)
+
+
+def mend_functions() -> None:
+    while hidden:
+        name, code = hidden.popitem()
+        _function(name).__code__ = code
+
+
+def _broken(*_args: Any, **_kwargs: Any) -> Any:
+    raise RuntimeError("broken on purpose")
+
+
+def _function(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = vars(found)[part]
+    found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
+    while hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    return found
+
+
+def reached(job: str, keywords: dict[str, Any]) -> list[str]:
+    """Perform a job, and return which functions of fi_shim ran meanwhile, in any thread, as module:qualified name.
+
+    What importlib calls is left out: there is nobody of ours above it who could catch what it raises.
+    """
+    codes: set[types.CodeType] = set()
+    outermost: set[types.CodeType] = set()
+
+    def watch(frame: types.FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+            if frame.f_back is not None and "importlib" in frame.f_back.f_code.co_filename:
+                outermost.add(frame.f_code)
+
+    threading.setprofile(watch)
+    sys.setprofile(watch)
+    try:
+        globals()[job](**keywords)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return sorted(name for name in every_function() if _function(name).__code__ in codes - outermost)
+
+
+def every_function() -> list[str]:
+    """All functions and methods that the loaded modules of fi_shim define, but those that only people and tests use."""
+    names = []
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] != "fi_shim" or module is None or set(name.split(".")) & NOT_IN_AN_ENGINE:
+            continue
+        for own, value in vars(module).items():
+            if isinstance(value, type) and value.__module__ == name:
+                names += [f"{name}:{own}.{method}" for method in vars(value) if _is_ours(f"{name}:{own}.{method}", module)]
+            elif callable(value) and getattr(value, "__module__", "") == name and _is_ours(f"{name}:{own}", module):
+                names.append(f"{name}:{own}")
+    return names
+
+
+def _is_ours(name: str, module: Any) -> bool:
+    function = _function(name)
+    return isinstance(function, types.FunctionType) and function.__code__.co_filename == module.__file__ and function.__name__ != "<lambda>"
+
+
+def afresh() -> None:
+    """Forget what fi_shim has cached or said in this process, so that the next creation does all its work again."""
+    from fi_shim.patches import creation
+    from fi_shim.workspace import store
+
+    creation._said.clear()
+    store._transports.clear()  # an old connection goes with its transport
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "fi_shim":
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+def ask_validator() -> list[str]:
+    """What the validator of the workspace that was kept last says of a few shapes, or raises."""
+    import torch
+
+    answers = []
+    for tokens, dtype in [(128, torch.bfloat16), (129, torch.bfloat16), (1 << 20, torch.bfloat16), (1, torch.float32)]:
+        try:
+            answers.append(repr(kept[-1].is_buffer_size_sufficient(2, tokens, 1024, dtype)))
+        except Exception as error:  # noqa: BLE001  # FlashInfer's own, or it is a finding
+            answers.append(repr(error))
+    return answers
+
+
+def activate_and_import() -> str:
+    """Activate, then import flashinfer.comm as if for the first time; what the import raised, or an empty text."""
+    for name in [name for name in sys.modules if name.startswith("flashinfer.comm")]:
+        del sys.modules[name]
+    with contextlib.suppress(RuntimeError):  # `activate` itself may be what is broken
+        fi_shim.activate()
+    try:
+        importlib.import_module("flashinfer.comm")
+    except BaseException as error:  # noqa: BLE001  # it is the finding
+        return repr(error)
+    return ""
+
+
+def is_guarded() -> bool:
+    """Whether creation is patched in this process."""
+    module = sys.modules.get("flashinfer.comm.allreduce")
+    function = module.TRTLLMAllReduceFusionWorkspace.__init__ if module is not None else None
+    while function is not None and getattr(function, "__fi_shim__", "") != "creation":
+        function = getattr(function, "__wrapped__", None)
+    return function is not None
