@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fi_shim.compatibility import Release
 
 UNLABELLED: Final = "unknown"
+PACKAGE: Final = "flashinfer"
 
 
 class NoSourceError(ValueError):
@@ -196,6 +197,12 @@ def _changes(tree: _Tree, release: Release) -> list[Change]:
             changes.append(Change(name, "parameters changed" if parameters else "changed", file, found.line))
     for name in release.functions:
         if name not in tree.definitions:
-            module = next((module for module in WATCHED if name.startswith(f"{module}.")), "flashinfer")
+            module = next((module for module in WATCHED if name.startswith(f"{module}.")), PACKAGE)
             changes.append(Change(name, "gone", file_of(module), 1))
-    return changes
+    elsewhere = {_module_of(change) for change in changes if not change.name.endswith(IMPORTS)}
+    told = [change for change in changes if not change.name.endswith(IMPORTS) or _module_of(change) not in elsewhere]
+    return sorted(told, key=lambda change: change.what == "new")
+
+
+def _module_of(change: Change) -> str:
+    return next((module for module in WATCHED if change.name.startswith(f"{module}.")), PACKAGE)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fi_shim.compatibility import REFUSED
 from fi_shim.drift.dry_run import dry_run
 from fi_shim.drift.fingerprint import definitions, file_digest
 from fi_shim.drift.fitting import Witness, difference, fitting, nearest, planned
 from fi_shim.drift.private.journal import RANK
-from fi_shim.drift.shapes import confidential_requests, legacy_requests, witness_requests
+from fi_shim.drift.shapes import confidential_requests, further_requests, legacy_requests, witness_requests
 from fi_shim.drift.watched import ALSO_HASHED, WATCHED, file_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 BACKENDS: Final = ("trtllm", "mnnvl")
@@ -51,29 +51,39 @@ class Behaviour:
         return any(ordinary[_key(w.request)] != w.outcome.allocations for w in self.of("trtllm", confidential=True))
 
 
-def observe(root: Path, *, questions: Sequence[Any] = ()) -> Behaviour:
-    """Run the release's code over all shapes. DryRunError if it cannot be run."""
+def observe(root: Path, *, questions: Sequence[Any] = (), further: bool = False) -> Behaviour:
+    """Run the release's code over the witnesses' shapes, and over `further` ones. DryRunError if it cannot be run."""
     requests: list[tuple[str, Mapping[str, Any]]] = [(backend, row) for backend in BACKENDS for row in witness_requests(backend)]
+    requests += [(backend, row) for backend in BACKENDS for row in further_requests(backend)] if further else []
     requests += [(backend, row) for backend in BACKENDS for row in confidential_requests(backend)]
     requests += [("legacy", row) for row in legacy_requests()]
     outcomes = dry_run(root, requests, questions=questions)
     return Behaviour([Witness(entry, request, outcome) for (entry, request), outcome in zip(requests, outcomes, strict=True)])
 
 
-def regimes_of(behaviour: Behaviour) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """(backend -> regime, the same under confidential computing or empty, rules). NewArithmeticError where no regime fits."""
-    regimes = {backend: _only_fitting(backend, behaviour.of(backend)) for backend in BACKENDS}
+NameRegime: TypeAlias = "Callable[[str, Sequence[Witness]], str]"
+
+
+def regimes_of(behaviour: Behaviour, name_regime: NameRegime | None = None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """(backend -> regime, the same under confidential computing or empty, rules).
+
+    Args:
+        behaviour: what the release does.
+        name_regime: names the regime of an entry's witnesses; None: the one that fits. NewArithmeticError where none does.
+    """
+    name_regime = name_regime or _only_fitting
+    regimes = {backend: name_regime(backend, behaviour.of(backend)) for backend in BACKENDS}
     confidential = {}
     if behaviour.asks_about_confidential_computing:
         (mnnvl,) = behaviour.of("mnnvl", confidential=True)
         confidential = {
-            "trtllm": _only_fitting("trtllm under confidential computing", behaviour.of("trtllm", confidential=True)),
-            "mnnvl": REFUSED if mnnvl.outcome.refused else _only_fitting("mnnvl under confidential computing", [mnnvl]),
+            "trtllm": name_regime("trtllm under confidential computing", behaviour.of("trtllm", confidential=True)),
+            "mnnvl": REFUSED if mnnvl.outcome.refused else name_regime("mnnvl under confidential computing", [mnnvl]),
         }
     devices = {device for witness in behaviour.of("trtllm") for device in witness.outcome.devices}
     rules = {
         "device": "rank" if devices == {RANK} else "current",
-        "legacy_creator": _only_fitting("the legacy creator", behaviour.of("legacy")),
+        "legacy_creator": name_regime("the legacy creator", behaviour.of("legacy")),
         "metadata": " ".join(behaviour.of("trtllm")[0].outcome.metadata),
     }
     return regimes, confidential, rules

@@ -78,7 +78,7 @@ def verify(root: Path, *, always_run: bool = False) -> Report:
     if identity.same_code and not always_run:
         return Report(identity, "not needed", dict(identity.release.regimes))
     try:
-        behaviour = observe(root, questions=validator_questions.QUESTIONS)
+        behaviour = observe(root, questions=validator_questions.QUESTIONS, further=True)
     except DryRunError as error:
         return Report(identity, str(error))
     differences = tuple(_differences(behaviour, identity.release))
