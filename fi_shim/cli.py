@@ -131,7 +131,9 @@ def doctor(*, json_output: bool) -> None:
 
 
 _source = click.option(
-    "--source", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A folder that contains flashinfer/; default: the installed one."
+    "--source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder that contains flashinfer/; default: the installed one.",
 )
 
 
@@ -154,7 +156,9 @@ def verify(*, source: Path | None, json_output: bool) -> None:
 
 
 @cli.command()
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="The compat folder; default: FI_SHIM_COMPAT, else the packaged one.")
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), help="The compat folder; default: FI_SHIM_COMPAT, else the packaged one."
+)
 @_source
 @click.option("--release", "version", help="Its version; default: what it says.")
 def record(*, output: Path | None, source: Path | None, version: str | None) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from fi_shim import activation
 from fi_shim import settings as settings_module
-from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_release
+from fi_shim.compatibility import CompatibilityError
+from fi_shim.drift.knowledge import UNREADABLE, at_a_glance
 from fi_shim.patches.creation import DECLINES
 from fi_shim.patches.validator import REJECTIONS
 from fi_shim.registry import REGISTRY
@@ -22,7 +23,7 @@ def status() -> dict[str, Any]:
         patches: name -> state, reason, modules, targets, why.
         settings: name -> value, source (a variable, "default" or "activate()").
         suppressed: rejections answered from cached limits (count).
-        drift: what is known of differences between the tables and this FlashInfer.
+        drift: what is known of differences between the tables and this FlashInfer: state, detail, changes (functions), audits.
         declines: verdicts that declined a workspace.
     """
     in_force = activation.active_settings()
@@ -45,9 +46,7 @@ def regimes_of(version: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
     if version == "unknown":
         return None, {"state": "no FlashInfer"}
     try:
-        release = find_release(version)
-    except UnknownReleaseError as error:
-        return None, {"state": "unknown release", "detail": str(error)}
+        known = at_a_glance(version)
     except CompatibilityError as error:
-        return None, {"state": "table unreadable", "detail": str(error)}
-    return dict(release.regimes), {"state": "known release"}
+        return None, {"state": UNREADABLE, "detail": str(error)}
+    return None if known.release is None else dict(known.release.regimes), known.as_dict()

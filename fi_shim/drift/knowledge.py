@@ -167,7 +167,9 @@ def _by_dry_run(identity: Identity) -> Knowledge:
         state = UNKNOWN if len(unknown) == len(regimes) else EQUAL
         return Knowledge(state, "; ".join(unknown), release, changes, derived)
     if derived:
-        return Knowledge(DERIVED_SIZES, f"no regime gives what it allocates for {', '.join(derived)}: sizes by dry runs", release, changes, derived)
+        return Knowledge(
+            DERIVED_SIZES, f"no regime gives what it allocates for {', '.join(derived)}: sizes by dry runs", release, changes, derived
+        )
     shown = ", ".join(f"{backend}: {name}" for backend, name in regimes.items())
     return Knowledge(EQUAL, f"most like {like.version}; a dry run over all shapes equals {shown}", release, changes)
 
@@ -191,4 +193,6 @@ def _tell(version: str, known: Knowledge) -> None:
         log.event("warning", "drift", flashinfer=version, state=known.state, detail=known.detail, changed="; ".join(known.changes))
     else:
         consequence = "workspaces are built without preflight"
-        log.event("warning", "unknown_release", flashinfer=version, detail=known.detail, consequence=consequence, changed="; ".join(known.changes))
+        log.event(
+            "warning", "unknown_release", flashinfer=version, detail=known.detail, consequence=consequence, changed="; ".join(known.changes)
+        )

@@ -6,13 +6,12 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.compatibility import find_release
+from fi_shim.drift.knowledge import knowledge
 from fi_shim.seams import devices
 from fi_shim.seams import driver as seam
 from fi_shim.workspace import handles
 from fi_shim.workspace.planning import device_granularities
 from fi_shim.workspace.probe import probe
-from fi_shim.workspace.sizes import load_regime
 from fi_shim.workspace.vote import Record, Verdict, decide
 
 if TYPE_CHECKING:
@@ -107,8 +106,9 @@ def _facts(creation: Creation) -> tuple[Record, _Ground | None]:
 
 
 def _look_around(creation: Creation) -> _Ground:
-    release = find_release(creation.flashinfer)
-    regime = load_regime(creation.regime_of(release))
+    known = knowledge(creation.flashinfer)
+    release = known.required_release()
+    regime = known.regime(creation.regime_of(release))
     by_rank = release.rules["device"] == "rank"
     device = creation.device_number if by_rank and creation.device_number is not None else devices.current_device()
     return _Ground(regime, device, release.rules["handle_type"])

@@ -94,8 +94,18 @@ HARMLESS = {
     "comment": (NEW, "comm/mnnvl.py", r"^SIGNAL_PAD_SIZE = 2048", "# the pad\nSIGNAL_PAD_SIZE  =  2048"),
     "local variable": (NEW, "comm/trtllm_ar.py", r"\baligned_size\b", "rounded"),
     "local variable, symmetric": (SYMMETRIC, "comm/trtllm_mnnvl_ar.py", r"\brequested_workspace_size\b", "wanted"),
-    "new helper": (NEW, "comm/mnnvl.py", r"    def get_rank\(self\)", "    def get_pages(self) -> int:\n        return 0\n\n    def get_rank(self)"),
-    "new import": (NEW, "comm/trtllm_ar.py", r"from \.\.utils import register_custom_op, round_up", "from ..utils import register_custom_op\nfrom .mnnvl import round_up"),
+    "new helper": (
+        NEW,
+        "comm/mnnvl.py",
+        r"    def get_rank\(self\)",
+        "    def get_pages(self) -> int:\n        return 0\n\n    def get_rank(self)",
+    ),
+    "new import": (
+        NEW,
+        "comm/trtllm_ar.py",
+        r"from \.\.utils import register_custom_op, round_up",
+        "from ..utils import register_custom_op\nfrom .mnnvl import round_up",
+    ),
     "unrelated function": (NEW, "utils.py", r"^def ceil_div", "def unrelated():\n    return 1\n\n\ndef ceil_div"),
 }
 
@@ -106,7 +116,9 @@ def test_a_change_of_behaviour_is_found_and_named(case: str, tmp_path: Path) -> 
     trees.edit(trees.copy(release, tmp_path), file, old, new)
     report = verify(tmp_path)
     assert report.drifted, as_text(report)
-    assert [change.name for change in report.blame if change.what != "new"] == [f"flashinfer.{'' if function.startswith('utils') else 'comm.'}{function}"]
+    assert [change.name for change in report.blame if change.what != "new"] == [
+        f"flashinfer.{'' if function.startswith('utils') else 'comm.'}{function}"
+    ]
     location = report.blame[0]
     assert location.file == f"flashinfer/{file}"
     assert location.line >= 1
@@ -151,7 +163,12 @@ def test_bytes_are_told_for_three_shapes(tmp_path: Path) -> None:
 
 
 def test_code_that_cannot_run_is_drift_with_its_place(tmp_path: Path) -> None:
-    trees.edit(trees.copy(NEW, tmp_path), "comm/trtllm_ar.py", r"lamport_buffer_size = lamport_comm_size \* 3", "lamport_buffer_size = undefined * 3")
+    trees.edit(
+        trees.copy(NEW, tmp_path),
+        "comm/trtllm_ar.py",
+        r"lamport_buffer_size = lamport_comm_size \* 3",
+        "lamport_buffer_size = undefined * 3",
+    )
     report: Report = verify(tmp_path)
     assert report.drifted
     assert "NameError" in report.differences[0].detail
