@@ -18,7 +18,8 @@ class Specification:
 
     Attributes:
         capacities: bytes of each device.
-        multicast: recommended multicast granularity in bytes; 0: the devices have no multicast.
+        multicast: recommended multicast granularity in bytes; 0: the devices have no multicast. Objects of up to 2 MiB are
+            recommended 2 MiB, unless `multicast_for_any_size`.
         granularity: allocation granularity in bytes.
         fabric: "off": no FABRIC handles. "on": they work. "denied": the driver says that they do, and refuses to make any, as on
             a host without an IMEX channel.
@@ -28,6 +29,7 @@ class Specification:
     multicast: int = MULTICAST
     granularity: int = SMALLEST_GRANULARITY
     fabric: str = "off"
+    multicast_for_any_size: bool = False
 
 
 def parse(text: str) -> Specification:

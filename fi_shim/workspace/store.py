@@ -55,6 +55,7 @@ class StoreTransport(Transport):
                 raise
             except Exception as error:  # noqa: BLE001  # c10d raises whatever it likes
                 self._client = None
+                task.rest(RETRY_SECONDS)  # a process that is about to end may still accept connections
                 if last or not self._host_answers(task):
                     raise SilentError(f"{self.where} is gone ({type(error).__name__}: {_first_line(error)})") from None
         raise AssertionError

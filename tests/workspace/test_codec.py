@@ -113,7 +113,9 @@ def test_malformed_data_is_one_error(data: bytes) -> None:
         decode(data)
 
 
-@given(st.binary() | st.text().map(str.encode) | VALUES.map(encode).flatmap(lambda data: st.integers(0, len(data)).map(lambda cut: data[:cut])))
+@given(
+    st.binary() | st.text().map(str.encode) | VALUES.map(encode).flatmap(lambda data: st.integers(0, len(data)).map(lambda cut: data[:cut]))
+)
 def test_nothing_but_value_errors(data: bytes) -> None:
     try:
         decode(data)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from fi_shim.workspace.vote import Record, Verdict, decide, record_from_json, record_to_json, verdict_from_json, verdict_to_json
 
 REQUEST = {"backend": "trtllm", "max_token_num": 2048, "hidden_dim": 4096}
-YES = Record(rank=0, vote="yes", host="a", device=0, phase="facts", flashinfer="0.7.2", regime="T4", request=REQUEST, settings={"preflight": "probe"})
+YES = Record(
+    rank=0, vote="yes", host="a", device=0, phase="facts", flashinfer="0.7.2", regime="T4", request=REQUEST, settings={"preflight": "probe"}
+)
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 RECORDS = st.builds(
@@ -46,7 +48,9 @@ def test_all_yes_is_a_yes() -> None:
 
 
 def test_any_no_is_a_no_that_says_who_and_why() -> None:
-    verdict = decide(group({}, {"vote": "no", "reason": "out of memory", "bytes_needed": 1_610_612_736, "bytes_free": 312}, {"vote": "abstain"}))
+    verdict = decide(
+        group({}, {"vote": "no", "reason": "out of memory", "bytes_needed": 1_610_612_736, "bytes_free": 312}, {"vote": "abstain"})
+    )
 
     assert verdict.declined
     assert verdict.reason == "rank 1 (a, device 1) votes no: out of memory (needs 1,610,612,736 bytes, free 312)"

@@ -33,8 +33,12 @@ def left_over(*nonces: str) -> dict[str, bytes]:
     [
         pytest.param(2, {"stalls": 0}, {("yes", "yes"), ("no", "no"), ("freed", "no"), ("yes", "freed")}, id="store stops"),
         pytest.param(2, {"stalls": 1, "stops": 0}, {("yes", "yes"), ("no", "no")}, id="ranks stall"),
-        pytest.param(2, {"stalls": 0, "stops": 0, "late": 1, "crashes": 1}, {("yes", "yes"), ("no", "alive"), ("no", "dead")}, id="late, crash"),
-        pytest.param(2, {"stalls": 0, "stops": 0, "initial": left_over("old0", "old1")}, {("yes", "yes"), ("no", "no")}, id="left-over cell"),
+        pytest.param(
+            2, {"stalls": 0, "stops": 0, "late": 1, "crashes": 1}, {("yes", "yes"), ("no", "alive"), ("no", "dead")}, id="late, crash"
+        ),
+        pytest.param(
+            2, {"stalls": 0, "stops": 0, "initial": left_over("old0", "old1")}, {("yes", "yes"), ("no", "no")}, id="left-over cell"
+        ),
         pytest.param(3, {"stalls": 0, "stops": 0, "horizon": 2}, {("yes", "yes", "yes"), ("no", "no", "no")}, id="three ranks"),
     ],
 )
@@ -100,10 +104,17 @@ class NeverGivesUp(Voter):
     ("program", "options", "fault"),
     [
         pytest.param(votes(2, limits=NO_LEASE), {"stalls": 0}, "decided after a rank had given up in doubt", id="no lease"),
-        pytest.param(votes(2, voter=ComparesClocks, limits=replace(LIMITS, arrival=3)), {"stalls": 0, "late": 1, "earliest": 2, "horizon": 4}, "decided after a", id="clocks compared"),
+        pytest.param(
+            votes(2, voter=ComparesClocks, limits=replace(LIMITS, arrival=3)),
+            {"stalls": 0, "late": 1, "earliest": 2, "horizon": 4},
+            "decided after a",
+            id="clocks compared",
+        ),
         pytest.param(votes(2, voter=Overwrites), {"stops": 0}, "different verdicts", id="verdict overwritten"),
         pytest.param(votes(2, voter=LeavesQuietly), {"stops": 0}, "different verdicts", id="nothing settled"),
-        pytest.param(votes(2, nonce="n0"), {"stops": 0, "stalls": 0, "late": 1, "initial": left_over("n0", "n0")}, "has never come", id="no nonces"),
+        pytest.param(
+            votes(2, nonce="n0"), {"stops": 0, "stalls": 0, "late": 1, "initial": left_over("n0", "n0")}, "has never come", id="no nonces"
+        ),
         pytest.param(votes(2, voter=NeverGivesUp), {"stops": 0, "stalls": 0, "crashes": 1}, "waits for ever", id="no limit"),
     ],
 )

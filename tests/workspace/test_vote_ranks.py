@@ -88,7 +88,9 @@ def test_who_comes_when_all_others_have_left_waits_for_less(team: Teams) -> None
     assert late["seconds"] < MARGIN
 
 
-@pytest.mark.parametrize("said", [{"flashinfer": "0.7.4"}, {"request": {"hidden_dim": 8192}}, {"settings": {"preflight": "off"}}, {"format": 2}])
+@pytest.mark.parametrize(
+    "said", [{"flashinfer": "0.7.4"}, {"request": {"hidden_dim": 8192}}, {"settings": {"preflight": "off"}}, {"format": 2}]
+)
 def test_ranks_that_differ_decline_and_see_both_sides(team: Teams, said: dict[str, Any]) -> None:
     usual = {"flashinfer": "0.7.2", "request": {"hidden_dim": 4096}, "settings": {"preflight": "probe"}}
     answers = team(2).vote(records={0: usual, 1: {**usual, **said}})
@@ -187,7 +189,10 @@ def test_a_session_is_not_inherited(team: Teams) -> None:
     ranks.vote(keep=True)
 
     assert ranks.ranks[0].call("fork_in_session", name="team") == "this process was forked from the one that joined the vote"
-    assert agreed([f.result(SECONDS) for f in [p.start("round_in", name="team", label="x", rank=r) for r, p in enumerate(ranks.ranks)]]) == "yes"
+    assert (
+        agreed([f.result(SECONDS) for f in [p.start("round_in", name="team", label="x", rank=r) for r, p in enumerate(ranks.ranks)]])
+        == "yes"
+    )
 
 
 @pytest.mark.parametrize("present", [True, False])

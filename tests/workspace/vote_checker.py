@@ -18,7 +18,9 @@ from fi_shim.workspace.ballot.protocol import Voter
 from fi_shim.workspace.vote import Record
 
 CLOCKS = (1000, 0, -300)  # what each rank's own clock shows at tick 0
-LIMITS = Limits(arrival=2, late=1, doubt=1, silence=2, beat=1, work=2, safety=1, grace=1, warn_first=1, warn_every=1, poll_first=1, poll_last=1)
+LIMITS = Limits(
+    arrival=2, late=1, doubt=1, silence=2, beat=1, work=2, safety=1, grace=1, warn_first=1, warn_every=1, poll_first=1, poll_last=1
+)
 NO_LEASE = replace(LIMITS, safety=-1000)
 OVER = ("over",)
 QUIET = 0.95  # of a random way's steps without a fault
@@ -34,7 +36,9 @@ class Told:
     outcome: str
 
 
-def votes(size: int, *, rounds: int = 0, vote: str = "yes", limits: Limits = LIMITS, voter: type[Voter] = Voter, nonce: str = "") -> Program:
+def votes(
+    size: int, *, rounds: int = 0, vote: str = "yes", limits: Limits = LIMITS, voter: type[Voter] = Voter, nonce: str = ""
+) -> Program:
     def program(rank: int) -> Generator[Any, Any, None]:
         me = voter(rank, size, nonce or f"n{rank}", limits)
         verdict = yield from me.join(Record(rank=rank, vote="yes"))
@@ -158,7 +162,9 @@ class World:
     def first(self) -> State:
         nobody = self.ranks.number(Rank())
         store = self.stores.number(tuple(sorted(self.initial.items())))
-        state = State(0, up=True, stops=self.stops, crashes=self.crashes, stalls=self.stalls, store=store, ranks=(nobody,) * len(self.automata))
+        state = State(
+            0, up=True, stops=self.stops, crashes=self.crashes, stalls=self.stalls, store=store, ranks=(nobody,) * len(self.automata)
+        )
         for rank in range(self.late or len(self.automata)):
             state = self.performed(state, rank)
         return state

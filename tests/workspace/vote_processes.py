@@ -18,7 +18,17 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("vote_rank_program.py")
 SECONDS = 30.0  # for any single answer
-SMALL = {"arrival": 1.2, "late": 0.4, "doubt": 0.3, "silence": 1.2, "beat": 0.1, "safety": 0.15, "grace": 0.3, "warn_first": 0.2, "warn_every": 0.2}
+SMALL = {
+    "arrival": 1.2,
+    "late": 0.4,
+    "doubt": 0.3,
+    "silence": 1.2,
+    "beat": 0.1,
+    "safety": 0.15,
+    "grace": 0.3,
+    "warn_first": 0.2,
+    "warn_every": 0.2,
+}
 """Limits of tests that wait for them, in seconds."""
 LARGE = {"arrival": 25.0, "silence": 25.0}
 """Limits that are not to be reached."""
@@ -144,11 +154,19 @@ class Team:
         for process in self.ranks:
             process.call("fault", name=self.name, plan=None)
 
-    def start(self, *which: int, limits: dict[str, float] | None = None, records: dict[int, Any] | None = None, **keywords: Any) -> list[Future[Any]]:
+    def start(
+        self, *which: int, limits: dict[str, float] | None = None, records: dict[int, Any] | None = None, **keywords: Any
+    ) -> list[Future[Any]]:
         """Begin a vote on these ranks (none given: all)."""
         return [
             self.ranks[rank].start(
-                "vote", name=self.name, rank=rank, size=len(self.ranks), limits=limits or LARGE, record=(records or {}).get(rank), **keywords
+                "vote",
+                name=self.name,
+                rank=rank,
+                size=len(self.ranks),
+                limits=limits or LARGE,
+                record=(records or {}).get(rank),
+                **keywords,
             )
             for rank in which or range(len(self.ranks))
         ]

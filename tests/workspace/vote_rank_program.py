@@ -113,7 +113,14 @@ def vote(
 ) -> dict[str, Any]:
     began = time.monotonic()
     waited: list[Any] = []
-    session = join(transports[name], rank, size, record_of(rank, record), limits=Limits(**limits), on_waiting=lambda *it: waited.append(it) or heard.append(it))
+    session = join(
+        transports[name],
+        rank,
+        size,
+        record_of(rank, record),
+        limits=Limits(**limits),
+        on_waiting=lambda *it: waited.append(it) or heard.append(it),
+    )
     verdicts = [session.verdict]
     for label, said in (rounds or {}).items():
         if verdicts[-1].declined:

@@ -19,7 +19,9 @@ class Multicast(VirtualMemory):
     def cuMulticastGetGranularity(self, prop: Any, option: object) -> int:
         self._check_properties(prop)
         recommended = bindings.driver().CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_RECOMMENDED
-        return self.process.specification.multicast if option == recommended else SMALLEST_GRANULARITY
+        specification = self.process.specification
+        small = prop.size <= SMALLEST_GRANULARITY and not specification.multicast_for_any_size  # as an H200 answers
+        return specification.multicast if option == recommended and not small else SMALLEST_GRANULARITY
 
     @answers(1)
     def cuMulticastCreate(self, prop: Any) -> Any:

@@ -83,7 +83,7 @@ class Voter:
             reason = f"{ranks([self.rank])} lost the store and gave up"
             if self.house:
                 yield CompareSet(self._verdict_key, b"", _stored(Verdict("no", reason), 0.0))
-            yield from self.leave(reason, doubt=self.label)
+            yield from self.leave(reason, missed=tuple(rank for rank in range(self.size) if rank != self.rank), doubt=self.label)
             return None
 
     def _join(self, record: Record) -> Steps[Verdict]:
@@ -189,7 +189,7 @@ class Voter:
             return None
         verdict, spare = _restored(stored)
         now = yield Clock()
-        if True:
+        if verdict.declined or now < self.undecided + spare:
             return verdict
         yield Sleep(self.limits.grace)  # this rank or the store was stopped: time for those who lost it to say so
         cells = yield from self._look()
