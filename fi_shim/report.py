@@ -8,6 +8,7 @@ from fi_shim import activation
 from fi_shim import settings as settings_module
 from fi_shim.compatibility import CompatibilityError
 from fi_shim.drift.knowledge import UNREADABLE, at_a_glance
+from fi_shim.patches.after_creation import AUDITS
 from fi_shim.patches.creation import DECLINES
 from fi_shim.patches.validator import REJECTIONS
 from fi_shim.registry import REGISTRY
@@ -36,7 +37,7 @@ def status() -> dict[str, Any]:
         "patches": REGISTRY.as_dict(),
         "settings": (in_force or settings_module.read()).as_dict(),
         "suppressed": {"rejections": REJECTIONS.total},
-        "drift": drift,
+        "drift": {**drift, "audits": list(AUDITS)},
         "declines": list(DECLINES),
     }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim.drift.dry_run import DryRunError, dry_run
+from fi_shim.drift.fitting import regimes
 from fi_shim.workspace.sizes import Allocation, AllocationPlan, Granularities, Regime
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class DerivedRegime(Regime):
         if len(purposes) != len(outcome.allocations):
             purposes = tuple(f"buffer {number}" for number in range(len(outcome.allocations)))
         allocations = [Allocation(purpose, *each) for purpose, each in zip(purposes, outcome.allocations, strict=True)]
-        return AllocationPlan(self.name, tuple(allocations), outcome.metadata)
+        stated = {key for regime in regimes() for key in regime.table["metadata"]}  # the others are addresses, or this rank's own
+        return AllocationPlan(self.name, tuple(allocations), {key: value for key, value in outcome.metadata.items() if key in stated})
 
     def _run(self, shape: WorkspaceShape, granularities: Granularities) -> Outcome:
         if shape.buffer_size_in_bytes is not None:

@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim import log
+from fi_shim.patches.after_creation import Audit
 from fi_shim.patches.asked import Asked, read_arguments
 from fi_shim.patches.definition import Patch
 from fi_shim.patches.unsafe_engines import unsafe_engine
@@ -16,7 +17,7 @@ from fi_shim.registry import UnsafeEngineError
 from fi_shim.seams.groups import NoElectorateError, find_electorate
 from fi_shim.workspace.decline import WorkspaceDeclined
 from fi_shim.workspace.transaction import Creation, prepare, prepare_alone
-from fi_shim.workspace.vote import Record, Verdict
+from fi_shim.workspace.vote import Record, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fi_shim.settings import Settings
     from fi_shim.workspace.ballot.session import Session
     from fi_shim.workspace.ballot.transport import AllgatherTransport
+    from fi_shim.workspace.transaction import Preparation
 
 LEGACY: Final = "trtllm_create_ipc_workspace_for_all_reduce_fusion"
 KEPT_DECLINES: Final = 16
@@ -50,44 +52,68 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not switch.on or getattr(_building, "yes", False) or unsafe_engine():
             return original(*args, **kwargs)
-        declined = _decline_of(kind, original, args, kwargs, settings)
+        declined, audit = _vote_on(kind, original, args, kwargs, settings)
         if declined is not None:
             if kind != "legacy":
                 args[0]._destroyed = True  # or the destructor of what was never built complains  # noqa: SLF001
             raise declined
         _building.yes = True
         try:
-            return original(*args, **kwargs)
+            built = original(*args, **kwargs)
+        except Exception as error:
+            if audit is not None:
+                audit.failed(error)
+            raise
         finally:
             _building.yes = False
+        if audit is not None and (verdict := audit.after(built if kind == "legacy" else args[0])) is not None:
+            raise _declined(audit.what, verdict, audit.rank)
+        return built
 
     return guarded
 
 
-def _decline_of(
+def _vote_on(
     kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> WorkspaceDeclined | None:
-    """None to build, else what to raise."""
-    what, rank = f"{kind} workspace", None
+) -> tuple[WorkspaceDeclined | None, Audit | None]:
+    """What to raise, or None to build; and what to compare afterwards."""
+    what, rank, audit = f"{kind} workspace", None, None
     try:
         asked = read_arguments(kind, original, args, kwargs)
         what = asked.what
         electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
         rank = electorate.rank
-        verdict = _verdict(asked, electorate, settings)
+        prepared = _prepared(asked, electorate, settings)
+        verdict = prepared.verdict
+        if verdict.outcome == "yes" and prepared.plan is not None and settings.on_drift != "ignore":
+            audit = Audit(kind, what, electorate.rank, prepared.plan, _audit_vote(electorate, settings))
     except NoElectorateError as error:
         _say_once("not_voted", f"{error}: FlashInfer builds without a vote")
-        return None
+        return None, None
     except Exception as error:  # noqa: BLE001  # peers hear nothing from us and give up: building alone would hang
         verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
     if verdict.declined:
-        return _declined(what, verdict, rank)
+        return _declined(what, verdict, rank), None
     if verdict.outcome == "abstain":
         _say_once("preflight_skipped", verdict.reason)
-    return None
+    return None, audit
 
 
-def _verdict(asked: Asked, electorate: Electorate, settings: Settings) -> Verdict:
+def _audit_vote(electorate: Electorate, settings: Settings) -> Callable[[Record], Verdict] | None:
+    """In strict mode, which is then so on all ranks: how they come to one verdict on what was built."""
+    if settings.on_drift != "strict":
+        return None
+
+    def vote(record: Record) -> Verdict:
+        if electorate.size == 1:
+            return decide([record])
+        with _join(electorate, record, settings) as session:
+            return session.verdict
+
+    return vote
+
+
+def _prepared(asked: Asked, electorate: Electorate, settings: Settings) -> Preparation:
     creation = _creation(asked, electorate, settings)
     if electorate.size == 1:
         return prepare_alone(creation)
@@ -109,7 +135,7 @@ def _creation(asked: Asked, electorate: Electorate, settings: Settings) -> Creat
         problem=asked.problem,
         regime_of=functools.partial(_regime_name, asked),
         device_number=asked.device_number,
-        settings={} if "creation" in settings.disable else {"preflight": settings.preflight},
+        settings={} if "creation" in settings.disable else {"preflight": settings.preflight, "on_drift": settings.on_drift},
         abstains=off["creation"] or off["preflight"],
     )
 

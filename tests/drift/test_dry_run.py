@@ -36,7 +36,7 @@ def traces() -> dict[str, Any]:
     gc.collect()
     handlers = {name: list(getattr(logger, "handlers", [])) for name, logger in logging.root.manager.loggerDict.items()}
     return {
-        "descriptors": sorted(f"{entry.name} {os.readlink(entry)}" for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)),
+        "descriptors": sorted(f"{entry.name} {entry.readlink()}" for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()),
         "sockets": Path("/proc/self/net/unix").read_text(encoding="utf-8").count("dry-run"),
         "handlers": (handlers, list(logging.root.handlers), logging.root.level),
         "random": random.getstate(),
@@ -45,7 +45,7 @@ def traces() -> dict[str, Any]:
         "environment": dict(os.environ),
         "warnings": list(warnings.filters),
         "threads": threading.enumerate(),
-        "temporary": sorted(os.listdir(tempfile.gettempdir())),
+        "temporary": sorted(Path(tempfile.gettempdir()).iterdir()),
         "timeout": socket.getdefaulttimeout(),
         "atexit": atexit._ncallbacks(),
         "hooks": (sys.excepthook, sys.unraisablehook, sys.stdout, sys.stderr, __builtins__),
@@ -80,6 +80,13 @@ def test_it_leaves_no_trace_in_a_process_that_imports_it(release: str, capfd: py
 
 
 HALF_WAY = "raise RuntimeError('half-way')"
+TRACES = (
+    "    import os, socket, logging, random, warnings, sys, tempfile, threading, atexit, subprocess\n"
+    "    os.environ['TRACE'] = '1'; random.seed(1); random.random(); warnings.simplefilter('ignore'); logging.basicConfig()\n"
+    "    logging.getLogger('trace').addHandler(logging.StreamHandler()); sys.path.append('trace'); sys.modules['trace'] = 1\n"
+    "    socket.socket(); os.open('/tmp/dry-run-trace', os.O_CREAT); tempfile.mkdtemp(); threading.Thread(target=input).start()\n"
+    "    atexit.register(print); os.close(1); subprocess.run(['true']); open('/tmp/dry-run-trace', 'w')"
+)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +97,7 @@ HALF_WAY = "raise RuntimeError('half-way')"
         ("comm/mnnvl.py", r"^SIGNAL_PAD_SIZE = 2048", HALF_WAY),  # while it is imported
         (
             "comm/trtllm_ar.py", r"^    # initialize workspace$",
-            "    import os, socket, logging, random, warnings, sys, tempfile, threading, atexit, subprocess\n"
-            "    os.environ['TRACE'] = '1'; random.seed(1); random.random(); warnings.simplefilter('ignore'); logging.basicConfig()\n"
-            "    logging.getLogger('trace').addHandler(logging.StreamHandler()); sys.path.append('trace'); sys.modules['trace'] = 1\n"
-            "    socket.socket(); os.open('/tmp/dry-run-trace', os.O_CREAT); tempfile.mkdtemp(); threading.Thread(target=input).start()\n"
-            "    atexit.register(print); os.close(1); subprocess.run(['true']); open('/tmp/dry-run-trace', 'w')",
+            TRACES,
         ),
     ],
 )  # fmt: skip

@@ -52,9 +52,9 @@ HARMFUL = {
     "no multicast": (NEW, "comm/mnnvl.py", r"self._enable_multicast = enable_multicast", "self._enable_multicast = False", "mnnvl.SymmDeviceMemory.__init__"),
     "element size": (NEW, "comm/trtllm_ar.py", r"hidden_dim \* \(4 if use_fp32_lamport else 2\)", "hidden_dim * 2", CREATE),
     "element size, old": (OLD, "comm/trtllm_ar.py", r"buffer_size = tp_size \* max_token_num \* hidden_dim \* 2", "buffer_size = tp_size * max_token_num * hidden_dim * 4", CREATE),
-    "tokens, not elements": (NEW, "comm/trtllm_ar.py", r'token_num \* hidden_dim > [^:]*:', 'token_num > metadata["max_token_num"]:', CHECK),
+    "tokens, not elements": (NEW, "comm/trtllm_ar.py", r"token_num \* hidden_dim > [^:]*:", 'token_num > metadata["max_token_num"]:', CHECK),
     "fp32 accepted": (NEW, "comm/trtllm_ar.py", r'if (metadata\["use_fp32_lamport"\] != [^:]*):', "if False:", CHECK),
-    "validator says yes": (NEW, "comm/allreduce.py", r'e\)\s+return False', "e)\n            return True", VALIDATOR),
+    "validator says yes": (NEW, "comm/allreduce.py", r"e\)\s+return False", "e)\n            return True", VALIDATOR),
     "metadata renamed": (NEW, "comm/trtllm_ar.py", r'"lamport_buffer_size": lamport', '"lamport_bytes": lamport', CREATE),
     "metadata unplanned renamed": (NEW, "comm/trtllm_ar.py", r'"tp_rank": tp_rank,', '"rank": tp_rank,', CREATE),
     "function renamed": (

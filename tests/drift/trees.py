@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fetch_flashinfer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WANTED = ("comm/*.py", "utils.py", "cuda_utils.py", "__init__.py", "_build_meta.py")
 

@@ -41,11 +41,13 @@ class Inert:
     def __exit__(self, *error: object) -> None:
         return None
 
-    def __bool__(self) -> bool:
+    def _no_value(self, *_other: Any) -> Any:
         raise TypeError(f"the dry run has no value for {self._name}")
 
-    def __iter__(self) -> Any:
-        raise TypeError(f"the dry run has no value for {self._name}")
+    __bool__ = __iter__ = __len__ = __int__ = __index__ = __float__ = _no_value
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = _no_value
+    __mod__ = __rmod__ = __and__ = __rand__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __neg__ = _no_value
+    __lt__ = __le__ = __gt__ = __ge__ = _no_value
 
     def __repr__(self) -> str:
         return f"<{self._name}>"
