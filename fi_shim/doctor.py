@@ -116,12 +116,18 @@ def as_text(report: dict[str, Any]) -> str:
     settings = [(name, setting["value"], setting["source"]) for name, setting in report["settings"].items()]
     parts = [
         tabulate(versions, tablefmt="plain"),
-        f"FlashInfer {flashinfer} imported from {_location()}\nregime      {regime}\ndevice      {device}",
+        f"FlashInfer {flashinfer} imported from {_location()}\nregime      {regime}\ndrift       {_drift(report)}\ndevice      {device}",
         tabulate(patches, headers=("patch", "state", "reason"), tablefmt="simple") if patches else "no patches: " + _why_off(report),
         tabulate(settings, headers=("setting", "value", "source"), tablefmt="simple"),
         "\n".join(f"problem: {problem}" for problem in report["problems"]) or "no problems",
     ]
     return "\n\n".join(parts)
+
+
+def _drift(report: dict[str, Any]) -> str:
+    drift = report["drift"]
+    told = f"{drift['state']}: {drift['detail']}" if drift.get("detail") else drift["state"]
+    return "\n            ".join([told, *drift.get("changes", ())])
 
 
 def _location() -> str:

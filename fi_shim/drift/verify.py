@@ -28,14 +28,22 @@ class SizeDifference:
 
     entry: str
     request: dict[str, Any]
+    requested: list[int]
     allocated: list[int]
-    planned: list[int]
+    planned_requested: list[int]
+    planned_allocated: list[int]
     detail: str
+    """What differs, or an empty text."""
 
     @property
-    def bytes_more(self) -> int:
-        """Total allocated, less total planned."""
-        return sum(self.allocated) - sum(self.planned)
+    def allocated_more(self) -> int:
+        """Physical bytes more than planned, over all buffers."""
+        return sum(self.allocated) - sum(self.planned_allocated)
+
+    @property
+    def requested_more(self) -> int:
+        """Bytes asked for more than planned, before any rounding by driver or torch."""
+        return sum(self.requested) - sum(self.planned_requested)
 
 
 @dataclass(frozen=True)
@@ -111,11 +119,14 @@ def _entries(behaviour: Behaviour, release: Release) -> list[tuple[list[Witness]
 
 def _size_difference(regime: Regime, witness: Witness) -> SizeDifference:
     plan = planned(regime, witness)
+    planned_allocations = () if isinstance(plan, str) else plan.allocations
     return SizeDifference(
         witness.entry,
         dict(witness.request),
+        [requested for _, requested, _ in witness.outcome.allocations],
         [allocated for _, _, allocated in witness.outcome.allocations],
-        [] if isinstance(plan, str) else [allocation.allocated for allocation in plan.allocations],
+        [allocation.requested for allocation in planned_allocations],
+        [allocation.allocated for allocation in planned_allocations],
         difference(regime, witness),
     )
 
@@ -149,7 +160,9 @@ def as_dict(report: Report) -> dict[str, Any]:
         "regimes": report.regimes,
         "changes": [{**vars(change), "location": f"{change.file}:{change.line}"} for change in identity.changes],
         "blame": [change.name for change in report.blame],
-        "differences": [{**vars(each), "bytes_more": each.bytes_more} for each in report.differences],
+        "differences": [
+            {**vars(each), "allocated_more": each.allocated_more, "requested_more": each.requested_more} for each in report.differences
+        ],
         "other": list(report.other),
     }
 
@@ -166,7 +179,8 @@ def as_text(report: Report) -> str:
         lines += [f"  {change}" for change in identity.changes]
     for each in report.differences:
         shape = ", ".join(f"{key}={value}" for key, value in each.request.items())
-        lines += [f"{each.entry} ({shape}): {each.bytes_more:+,} bytes", *([f"  {each.detail}"] if each.detail else [])]
+        lines.append(f"{each.entry} ({shape}): {each.allocated_more:+,} bytes allocated, {each.requested_more:+,} requested")
+        lines += [f"  {each.detail}"] if each.detail else []
     if report.drifted and not report.differences and report.dry_run in {"equal", "different"}:
         lines.append("no byte more or less in any shape that was tried")
     lines += report.other
