@@ -6,7 +6,6 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.drift.knowledge import knowledge
 from fi_shim.seams import devices
 from fi_shim.seams import driver as seam
 from fi_shim.workspace import handles
@@ -116,6 +115,8 @@ def _facts(creation: Creation) -> tuple[Record, _Ground | None]:
 
 
 def _look_around(creation: Creation) -> _Ground:
+    from fi_shim.drift.knowledge import knowledge  # the nets are loaded where a workspace is built, not with the package
+
     known = knowledge(creation.flashinfer)
     release = known.required_release()
     regime = known.regime(creation.regime_of(release))
