@@ -50,8 +50,9 @@ def be_rank(rank: int, port: int, writer: int) -> None:
 
 def main() -> int:
     warnings.simplefilter("ignore")
-    import fi_shim  # noqa: F401
     import flashinfer.comm  # noqa: F401  # once, before the ranks are forked
+
+    import fi_shim  # noqa: F401
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

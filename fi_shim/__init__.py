@@ -44,6 +44,6 @@ def __dir__() -> list[str]:
 
 activate()
 if os.environ.get("FI_SHIM_SIMULATE"):  # a test switch, independent of the patches
-    from fi_shim.testing.simulation import activate as simulate_devices
+    from fi_shim.testing.simulation import activate_or_say_why_not
 
-    simulate_devices(os.environ)
+    activate_or_say_why_not(os.environ)

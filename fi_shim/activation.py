@@ -73,6 +73,7 @@ def _activate(settings: Settings) -> None:
         deactivate()
     if settings.enabled is False:
         return
+    _retire_earlier_copies()
     log.configure(settings.log)
     for problem in settings.problems:
         log.event("warning", "setting_not_understood", problem=problem)
@@ -91,10 +92,20 @@ def _activate(settings: Settings) -> None:
         _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, module_name, patches))
 
 
+def _retire_earlier_copies() -> None:
+    """A package that was imported anew must not patch what its former self has patched."""
+    for finder in list(sys.meta_path):
+        if finder is not _ACTIVATION.finder and type(finder).__module__ == PostImportFinder.__module__:
+            retire = getattr(finder, "retire", None)
+            if retire is not None and getattr(retire, "__name__", "") == deactivate.__name__:
+                retire()
+
+
 def deactivate() -> None:
     """Restore every original object. What somebody else wrapped stays in place, without effect, and `status()` names it.
 
-    Graphs that torch.compile made while the shim was active keep the rejections they were compiled with until they are compiled anew.
+    A graph that torch.compile made of a rejection is compiled anew at its next call, then with FlashInfer's own validator, whose
+    rejections cannot be traced: under fullgraph=True that call raises torch's own error.
     """
     with _ACTIVATION.lock, REGISTRY.lock:
         _ACTIVATION.finder.forget()
@@ -107,6 +118,9 @@ def deactivate() -> None:
                 log.event("warning", "not_restored", patch=record.name, reason=record.reason)
         log.event("info", "inactive")
         log.release()
+
+
+_ACTIVATION.finder.retire = deactivate
 
 
 def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from tabulate import tabulate
 
 import fi_shim
 from fi_shim import doctor as doctor_report
-from fi_shim.compatibility import CompatibilityError, known_releases
+from fi_shim.compatibility import CompatibilityError, folders, known_releases
 from fi_shim.workspace.planning import installed_flashinfer
 from fi_shim.workspace.planning import plan as make_plan
 
@@ -61,13 +62,13 @@ def cli() -> None:
 @as_json
 def plan(*, flashinfer_version: str | None, all_releases: bool, json_output: bool, **arguments: Any) -> None:
     """What a release allocates for a workspace on each rank, to the byte."""
-    if all_releases and flashinfer_version:
+    if all_releases and flashinfer_version is not None:
         raise click.UsageError("--all-releases and --flashinfer-version exclude each other")
     try:
         if all_releases:
             _print_all_releases(arguments, json_output=json_output)
             return
-        version = flashinfer_version or installed_flashinfer()
+        version = installed_flashinfer() if flashinfer_version is None else flashinfer_version
         _print_plan(version, make_plan(version, **arguments), json_output=json_output)
     except CompatibilityError as error:
         raise SystemExit(_bad_news(f"{error}")) from None
@@ -163,16 +164,17 @@ def verify(*, source: Path | None, json_output: bool) -> None:
 @click.option("--release", "version", help="Its version; default: what it says.")
 def record(*, output: Path | None, source: Path | None, version: str | None) -> None:
     """Write or update the table of a release, from its own code. New arithmetic is refused: it needs a regime first."""
-    from fi_shim.compatibility import folders
     from fi_shim.drift import dry_run, identity
     from fi_shim.drift import record as recording
 
-    folder = output or folders()[0]
+    overlay = os.environ.get("FI_SHIM_COMPAT")
+    folder = output or (Path(overlay) if overlay else folders("")[-1])
     try:
         root = source or identity.installed_root()
         name = (version or identity.label_of(root)).partition("+")[0]
         if name == identity.UNLABELLED:
             raise click.UsageError(f"{root} does not say its version: give --release")
+        (folder / "releases").mkdir(parents=True, exist_ok=True)  # an overlay must be there before it can be read
         click.echo(recording.write(root, str(Version(name)), folder))
     except (identity.NoSourceError, InvalidVersion) as error:
         raise click.UsageError(str(error)) from None

@@ -108,7 +108,9 @@ def as_text(report: dict[str, Any]) -> str:
     """The report for people."""
     from tabulate import tabulate
 
-    flashinfer = report["flashinfer"] or "not found"
+    flashinfer = (
+        f"{report['flashinfer']}, imported from {_location()}" if "flashinfer" in sys.modules else report["flashinfer"] or "not found"
+    )
     versions = [("Python", report["python"])] + [(name, found or "-") for name, found in report["packages"].items()]
     device = ", ".join(f"{key} {value}" for key, value in report["device"].items())
     regime = ", ".join(f"{backend}: {name}" for backend, name in (report["regime"] or {}).items()) or report["drift"]["state"]
@@ -116,7 +118,7 @@ def as_text(report: dict[str, Any]) -> str:
     settings = [(name, setting["value"], setting["source"]) for name, setting in report["settings"].items()]
     parts = [
         tabulate(versions, tablefmt="plain"),
-        f"FlashInfer {flashinfer} imported from {_location()}\nregime      {regime}\ndrift       {_drift(report)}\ndevice      {device}",
+        f"FlashInfer  {flashinfer}\nregime      {regime}\ndrift       {_drift(report)}\ndevice      {device}",
         tabulate(patches, headers=("patch", "state", "reason"), tablefmt="simple") if patches else "no patches: " + _why_off(report),
         tabulate(settings, headers=("setting", "value", "source"), tablefmt="simple"),
         "\n".join(f"problem: {problem}" for problem in report["problems"]) or "no problems",

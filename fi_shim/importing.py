@@ -63,6 +63,8 @@ class PostImportFinder(MetaPathFinder):
 
     def __init__(self) -> None:
         self._callbacks: dict[str, Callback] = {}
+        self.retire: Callable[[], None] = self.forget
+        """What a later copy of the package calls before it begins (somebody threw this one out of sys.modules)."""
         self._searching = threading.local()
 
     def watch(self, name: str, callback: Callback) -> None:

@@ -29,23 +29,29 @@ class _StderrWhenUnheard(logging.StreamHandler):  # type: ignore[type-arg]  # ge
 def _heard_elsewhere(level: int) -> bool:
     logger: logging.Logger | None = LOGGER
     while logger is not None:
-        if any(not isinstance(handler, _StderrWhenUnheard) and handler.level <= level for handler in logger.handlers):
+        if any(_hears(handler, level) for handler in logger.handlers):
             return True
         logger = logger.parent if logger.propagate else None
     return False
+
+
+def _hears(handler: logging.Handler, level: int) -> bool:
+    """Whether a handler is going to show a record: not a NullHandler, and not ours, also not of an earlier copy of this module."""
+    return not isinstance(handler, logging.NullHandler) and type(handler).__name__ != _StderrWhenUnheard.__name__ and handler.level <= level
 
 
 def configure(level: str) -> None:
     """Set the threshold (a key of LEVELS) and see to it that somebody hears us. May be called again."""
     LOGGER.setLevel(LEVELS[level])
     if not any(isinstance(handler, _StderrWhenUnheard) for handler in LOGGER.handlers):
+        release()  # one of an earlier copy of this module would speak beside ours
         LOGGER.addHandler(_StderrWhenUnheard())
 
 
 def release() -> None:
     """Take our handler away again."""
     for handler in list(LOGGER.handlers):
-        if isinstance(handler, _StderrWhenUnheard):
+        if type(handler).__name__ == _StderrWhenUnheard.__name__:
             LOGGER.removeHandler(handler)
 
 
@@ -54,9 +60,9 @@ def event(level: str, name: str, /, **fields: object) -> None:
     number = LEVELS[level]
     if not LOGGER.isEnabledFor(number):
         return
-    rank = os.environ.get("RANK", "-")
-    text = " ".join([f"event={name}", *(f"{key}={_quoted(value)}" for key, value in fields.items())])
     try:
+        rank = _quoted(os.environ.get("RANK", "-"))
+        text = " ".join([f"event={name}", *(f"{key}={_quoted(value)}" for key, value in fields.items())])
         LOGGER.log(number, "fi_shim[%d %s %s] %s", os.getpid(), rank, socket.gethostname(), text)
     except Exception:  # noqa: BLE001  # a broken handler or a closed stream must not reach an engine
         return

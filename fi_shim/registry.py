@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -23,8 +24,8 @@ INACTIVE: Final = "inactive"  # deactivated, everything restored
 
 _MISSING: Final = object()
 _LONGEST_CHAIN: Final = 64
-_MARK: Final = "__fi_shim__"
-"""Attribute of our functions: the patch they belong to."""
+_OURS: Final[dict[int, Any]] = {}
+"""id -> replacement, of all that was ever put in place. By identity: what wraps a function of ours copies its attributes."""
 
 
 class NotNeededError(Exception):
@@ -70,7 +71,7 @@ class Point:
     def state(self) -> str:
         """applied, displaced or replaced. Two patches of ours on one attribute do not displace each other."""
         current = self.current()
-        while current is not self.replacement and getattr(current, _MARK, False):
+        while current is not self.replacement and id(current) in _OURS:
             current = getattr(current, "__wrapped__", _MISSING)
         if current is self.replacement:
             return APPLIED
@@ -81,8 +82,9 @@ class Point:
         current = self.current()
         if current is _MISSING:
             return "nothing (deleted)"
-        name = getattr(current, "__qualname__", None) or type(current).__name__
-        return f"{getattr(current, '__module__', None) or type(current).__module__}.{name}"
+        code = getattr(inspect.unwrap(current, stop=lambda f: hasattr(f, "__code__")), "__code__", None)
+        where = f" from {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+        return f"a {type(current).__module__}.{type(current).__qualname__}{where}"
 
     def restore(self) -> bool:
         """Put the original back if ours stands there; whether it does not any more."""
@@ -145,8 +147,9 @@ class Record:
                 return
         original = vars(owner).get(attribute, _MISSING)
         replacement = make(None if original is _MISSING else original)
+        _OURS[id(replacement)] = replacement
         with contextlib.suppress(AttributeError, TypeError):
-            setattr(replacement, _MARK, self.name)
+            replacement.__fi_shim__ = self.name  # for people who meet it in a traceback
         setattr(owner, attribute, replacement)
         self.points = [p for p in self.points if not (p.owner is owner and p.attribute == attribute)]
         self.points.append(Point(owner, attribute, original, replacement))
@@ -171,8 +174,11 @@ class Record:
             self.state, self.reason = INACTIVE, ""
 
     def look(self) -> None:
-        """Compare an applied patch with what stands there now."""
+        """Compare what was put in place with what stands there now; while the shim is off, try again to restore it."""
         if self.state not in {APPLIED, DISPLACED, REPLACED}:
+            return
+        if not self.switch.on:
+            self.restore()
             return
         disturbed = [point for point in self.points if point.state() != APPLIED]
         if disturbed:

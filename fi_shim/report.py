@@ -6,7 +6,7 @@ from typing import Any
 
 from fi_shim import activation
 from fi_shim import settings as settings_module
-from fi_shim.compatibility import CompatibilityError
+from fi_shim.compatibility import CompatibilityError, UnknownReleaseError
 from fi_shim.drift.knowledge import UNREADABLE, at_a_glance
 from fi_shim.patches.after_creation import AUDITS
 from fi_shim.patches.creation import DECLINES
@@ -48,6 +48,10 @@ def regimes_of(version: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
         return None, {"state": "no FlashInfer"}
     try:
         known = at_a_glance(version)
+        for name in () if known.release is None else known.release.regimes.values():
+            known.regime(name)
+    except UnknownReleaseError as error:
+        return None, {**known.as_dict(), "detail": str(error)}
     except CompatibilityError as error:
         return None, {"state": UNREADABLE, "detail": str(error)}
     return None if known.release is None else dict(known.release.regimes), known.as_dict()

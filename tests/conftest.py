@@ -62,8 +62,8 @@ class Host:
         return done
 
     def program(self, name: str, *arguments: str, **variables: str) -> Any:
-        """Run tests/flashinfer/programs/<name>.py; the last line it prints is its result as JSON."""
-        path = REPOSITORY / "tests" / "flashinfer" / "programs" / f"{name}.py"
+        """Run tests/real_flashinfer/programs/<name>.py; the last line it prints is its result as JSON."""
+        path = REPOSITORY / "tests" / "real_flashinfer" / "programs" / f"{name}.py"
         return json.loads(self.run(str(path), *arguments, **variables).stdout.strip().splitlines()[-1])
 
     def code(self, source: str, **variables: str) -> Any:

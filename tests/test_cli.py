@@ -56,6 +56,7 @@ def test_plan_of_all_releases(fi_shim: Any) -> None:
         (["--backend", "nccl"], ["backend='nccl'", "trtllm", "mnnvl"]),
         (["--allocation-granularity", "0"], ["allocation_granularity=0"]),
         (["--all-releases"], ["exclude"]),
+        (["--flashinfer-version", ""], ["''"]),
         (["--no-such-option"], ["no-such-option"]),
     ],
 )

@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from fi_shim.compatibility import known_releases, load_release
 
-TESTS = "tests/flashinfer/test_releases.py"
+TESTS = "tests/real_flashinfer/test_releases.py"
 
 
 def main() -> int:

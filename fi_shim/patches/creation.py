@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim import log
@@ -13,7 +14,7 @@ from fi_shim.patches.after_creation import Audit
 from fi_shim.patches.asked import Asked, read_arguments
 from fi_shim.patches.definition import Patch
 from fi_shim.patches.unsafe_engines import unsafe_engine
-from fi_shim.registry import UnsafeEngineError
+from fi_shim.registry import UNSAFE_ENGINE, UnsafeEngineError
 from fi_shim.seams.groups import NoElectorateError, find_electorate
 from fi_shim.workspace.decline import WorkspaceDeclined
 from fi_shim.workspace.transaction import Creation, prepare, prepare_alone
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fi_shim.compatibility import Release
     from fi_shim.patches.asked import Kind
     from fi_shim.patches.definition import Context
+    from fi_shim.registry import Record as PatchRecord
     from fi_shim.seams.groups import Electorate
     from fi_shim.settings import Settings
     from fi_shim.workspace.ballot.session import Session
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 LEGACY: Final = "trtllm_create_ipc_workspace_for_all_reduce_fusion"
 KEPT_DECLINES: Final = 16
-_TRANSPORT: Final = "_fi_shim_transport"
+_transports: Final[weakref.WeakKeyDictionary[Any, AllgatherTransport]] = weakref.WeakKeyDictionary()
 
 DECLINES: Final[list[dict[str, Any]]] = []
 """The last declined requests of this process, for `status()`."""
@@ -50,7 +52,7 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
 
     @functools.wraps(original, updated=())
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if not switch.on or getattr(_building, "yes", False) or unsafe_engine():
+        if not switch.on or getattr(_building, "yes", False) or _stands_aside(context.record):
             return original(*args, **kwargs)
         declined, audit = _vote_on(kind, original, args, kwargs, settings)
         if declined is not None:
@@ -71,6 +73,15 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
         return built
 
     return guarded
+
+
+def _stands_aside(record: PatchRecord) -> bool:
+    """Whether an engine that was imported after FlashInfer could not stand a decline."""
+    reason = unsafe_engine()
+    if reason and record.state != UNSAFE_ENGINE:
+        record.state, record.reason = UNSAFE_ENGINE, reason
+        _say_once("patch_not_applied", reason)
+    return bool(reason)
 
 
 def _vote_on(
@@ -169,12 +180,30 @@ def _transport_without_store(comm_backend: Any) -> AllgatherTransport:
     """The one transport over a communicator's own allgather: one that still waits for peers must not be asked a second time."""
     from fi_shim.workspace.ballot.transport import AllgatherTransport
 
-    transport: AllgatherTransport | None = getattr(comm_backend, _TRANSPORT, None)
-    if transport is None:
-        transport = AllgatherTransport(comm_backend.allgather, lambda text: _say_once("vote_without_store", text))
-        with contextlib.suppress(AttributeError, TypeError):
-            setattr(comm_backend, _TRANSPORT, transport)
+    with contextlib.suppress(TypeError):  # an object that cannot be a weak key
+        if (known := _transports.get(comm_backend)) is not None:
+            return known
+    allgather = _weakly(comm_backend)
+    transport = AllgatherTransport(allgather, lambda text: _say_once("vote_without_store", text))
+    with contextlib.suppress(TypeError):
+        _transports[comm_backend] = transport
     return transport
+
+
+def _weakly(comm_backend: Any) -> Callable[[str], Any]:
+    """The backend's allgather, without keeping the backend alive."""
+    try:
+        reference = weakref.ref(comm_backend)
+    except TypeError:
+        return comm_backend.allgather  # type: ignore[no-any-return]
+
+    def allgather(text: str) -> Any:
+        backend = reference()
+        if backend is None:
+            raise RuntimeError("the communication backend is gone")
+        return backend.allgather(text)
+
+    return allgather
 
 
 def _declined(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:

@@ -23,7 +23,8 @@ def unsafe_engine() -> str:
     found = getattr(module, "__version__", None)
     try:
         found = found or version("sglang")
-        unsafe = Version(str(found)) < Version(SAFE_SGLANG)
+        number = Version(str(found))
+        unsafe = number < Version(SAFE_SGLANG) and any(number.release)  # 0.0.0 is a build from source
     except (InvalidVersion, PackageNotFoundError):
         return ""  # a build without a version is newer than any release that is meant here
     return (

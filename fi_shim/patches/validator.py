@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fi_shim.registry import Switch
 
 LIMITS: Final = "_fi_shim_limits"
-"""Key in a workspace's `__dict__`: (capacity in elements, fp32 mode, (tp_size, metadata, max_token_num, hidden_dim))."""
+"""Key in a workspace's `__dict__`: (capacity in elements, fp32 mode, tp_size, metadata, max_token_num, hidden_dim)."""
 
 
 class Rejections:
@@ -56,27 +56,28 @@ def make_validator(original: Callable[..., bool], switch: Switch) -> Callable[..
         dtype: Any,
         use_oneshot: Any = None,
     ) -> bool:
-        own = self.__dict__
         try:
-            capacity, is_fp32, (ranks, metadata, max_token_num, max_hidden_dim) = own["_fi_shim_limits"]
-            if (
-                (num_tokens * hidden_dim > capacity or (dtype is float32) is not is_fp32)
-                and tp_size == ranks
-                and type(num_tokens) is int
-                and type(hidden_dim) is int
-                and type(dtype) is dtype_type
-                and own["metadata"] is metadata
-                and metadata["max_token_num"] is max_token_num
-                and metadata["hidden_dim"] is max_hidden_dim
-                and metadata["use_fp32_lamport"] is is_fp32
-                and switch.on
-            ):
-                # A counter that is read under tracing would recompile until the limit fails.
-                if not is_dynamo_compiling():
-                    REJECTIONS.total += 1
-                    if REJECTIONS.total == 1:
-                        _announce()
-                return False
+            own = self.__dict__
+            limits = own["_fi_shim_limits"]
+            if num_tokens * hidden_dim > limits[0] or (dtype is float32) is not limits[1]:
+                _, is_fp32, ranks, metadata, max_token_num, max_hidden_dim = limits
+                if (
+                    tp_size == ranks
+                    and type(num_tokens) is int
+                    and type(hidden_dim) is int
+                    and type(dtype) is dtype_type
+                    and own["metadata"] is metadata
+                    and metadata["max_token_num"] is max_token_num
+                    and metadata["hidden_dim"] is max_hidden_dim
+                    and metadata["use_fp32_lamport"] is is_fp32
+                    and switch.on
+                ):
+                    # A counter that is read under tracing would recompile until the limit fails.
+                    if not is_dynamo_compiling():
+                        REJECTIONS.total += 1
+                        if REJECTIONS.total == 1:
+                            _announce()
+                    return False
         except Exception:  # noqa: BLE001, S110  # no limits, or odd values: FlashInfer answers, or raises as it does
             pass
         return original(self, tp_size, num_tokens, hidden_dim, dtype, use_oneshot)
@@ -95,7 +96,7 @@ def remember_limits(workspace: Any) -> None:
         # The product as FlashInfer's check computes it: with numpy's integers it can overflow, and so must ours.
         capacity = operator.index(max_token_num * hidden_dim)
         if isinstance(is_fp32, bool) and type(metadata) is dict:
-            own[LIMITS] = (capacity, is_fp32, (operator.index(ranks), metadata, max_token_num, hidden_dim))
+            own[LIMITS] = (capacity, is_fp32, operator.index(ranks), metadata, max_token_num, hidden_dim)
     except Exception as error:  # noqa: BLE001  # then every call goes to FlashInfer
         event("debug", "limits_unknown", error=repr(error))
 

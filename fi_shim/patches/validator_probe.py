@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import threading
 from pathlib import Path
@@ -55,11 +56,11 @@ def _changed_functions(validator: Any, check: Any, workspace: type) -> list[str]
 def _known_fingerprints() -> Mapping[str, Sequence[str]]:
     """From `compat/patches/validator.toml`; empty where that cannot be read: then answers decide."""
     try:
-        functions: Mapping[str, Sequence[str]] = load_patch_table("validator")["functions"]
-    except (CompatibilityError, KeyError) as error:
-        event("warning", "compat_unreadable", error=str(error))
+        functions = load_patch_table("validator")["functions"]
+        return {name: tuple(map(str, digests)) for name, digests in functions.items()}
+    except (CompatibilityError, KeyError, TypeError, AttributeError) as error:
+        event("warning", "compat_unreadable", table="patches/validator.toml", error=str(error))
         return {}
-    return functions
 
 
 def _fingerprint_of(function: Any, name: str) -> str | None:
@@ -116,17 +117,24 @@ def _cases() -> Iterator[tuple[bool, tuple[Any, ...], bool]]:
     """(fp32 mode, arguments, answer) for a workspace of 16 tokens of 64 elements on 4 ranks."""
     from torch import bfloat16, float16, float32
 
-    for dtype in (bfloat16, float16):
-        for tokens, hidden, fits in [(16, 64, True), (17, 64, False), (16, 65, False), (1024, 1, True), (1, 1024, True), (1025, 1, False)]:
-            yield False, (4, tokens, hidden, dtype), fits
-            yield False, (4, tokens, hidden, dtype, True), fits
-    yield False, (4, 1, 64, float32), False
-    yield True, (4, 16, 64, float32), True
-    yield True, (4, 17, 64, float32), False
-    yield True, (4, 1, 64, bfloat16), False
-    yield False, (8, 1, 64, bfloat16), False
-    yield False, (4, 0, 64, bfloat16), True
-    yield False, (4, -1, 64, bfloat16), True
+    sizes = [
+        (16, 64),
+        (1024, 1),
+        (1, 1024),
+        (0, 64),
+        (-1, 64),
+        (17, 64),
+        (16, 65),
+        (1025, 1),
+        (8192, 12288),
+        (1 << 20, 1 << 20),
+        (1, 1 << 40),
+    ]
+    for is_fp32, dtype, tp_size, (tokens, hidden) in itertools.product([False, True], [bfloat16, float16, float32], [4, 8], sizes):
+        fits = tp_size == 4 and tokens * hidden <= 16 * 64 and is_fp32 is (dtype is float32)  # noqa: PLR2004
+        yield is_fp32, (tp_size, tokens, hidden, dtype), fits
+        for use_oneshot in (None, True, False):
+            yield is_fp32, (tp_size, tokens, hidden, dtype, use_oneshot), fits
 
 
 class _DropThisThread(logging.Filter):

@@ -90,7 +90,13 @@ def created_alone(
     """A workspace of rank 0 as FlashInfer makes it, and what it allocated; destroyed at the end of the block. Arguments as `record`'s."""
     import_aids.install()
     importlib.import_module("flashinfer.comm")
-    devices = specification.Specification((BOUNDLESS,) * max(world_size, 1), multicast_granularity, multicast_for_any_size=True, granularity=allocation_granularity, fabric="on")
+    devices = specification.Specification(
+        (BOUNDLESS,) * max(world_size, 1),
+        multicast_granularity,
+        multicast_for_any_size=True,
+        granularity=allocation_granularity,
+        fabric="on",
+    )
     with recording_doubles.in_place(devices, world_size, signal_pad_size) as journal:
         workspace = _create(journal, world_size, request)
         try:

@@ -78,6 +78,15 @@ def activate(environ: Mapping[str, str]) -> bool:
     return True
 
 
+def activate_or_say_why_not(environ: Mapping[str, str]) -> None:
+    """`activate` for an import that must not fail: a switch that is not understood, or refused, is told and nothing is simulated."""
+    try:
+        activate(environ)
+    except (RuntimeError, ValueError) as error:
+        log.configure("warning")
+        log.event("error", "not_simulated", reason=str(error))
+
+
 def _visible_device(environ: Mapping[str, str]) -> Path | None:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and (not visible.strip() or visible.strip().startswith("-1")):

@@ -19,12 +19,18 @@ class WorkspaceDeclined(RuntimeError):  # noqa: N818  # the public name
 
     def __init__(self, what: str, verdict: Verdict) -> None:
         self.verdict = verdict
+        self._what = what
         super().__init__(f"{headline(what, verdict)}\n{table(verdict)}")
+
+    def __reduce__(self) -> tuple[type[WorkspaceDeclined], tuple[str, Verdict]]:
+        """Engines send exceptions to other processes."""
+        return type(self), (self._what, self.verdict)
 
 
 def headline(what: str, verdict: Verdict) -> str:
     """One line a person can act on."""
-    hint = f". Is fi_shim active on {_ranks(verdict.missing)}?" if verdict.missing else ""
+    said = "fi_shim active" in verdict.reason
+    hint = f". Is fi_shim active on {_ranks(verdict.missing)}?" if verdict.missing and not said else ""
     return f"fi_shim: all ranks declined the FlashInfer {what}: {verdict.reason}{hint}"
 
 

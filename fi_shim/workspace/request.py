@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+import reprlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,10 +64,10 @@ def positive_integer(name: str, value: Any) -> int:
     """`value` as an int of at least 1. ValueError names it."""
     try:
         number = operator.index(value)
-    except TypeError:
+    except Exception:  # noqa: BLE001  # TypeError, or whatever an odd object raises
         number = 0
     if isinstance(value, bool) or number < 1:
-        raise ValueError(f"{name}={value!r} is not a positive integer")
+        raise ValueError(f"{name}={reprlib.repr(value)} is not a positive integer")
     return number
 
 

@@ -6,12 +6,15 @@ import sys
 import threading
 import time
 import uuid
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fi_shim.drift import once_per_host as module
 from fi_shim.drift.once_per_host import once_per_host
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROGRAM = """
 import sys, pathlib, time

@@ -11,6 +11,7 @@ from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_
 from fi_shim.workspace.sizes import load_regime
 
 H200 = {"allocation_granularity": 2 << 20, "multicast_granularity": 512 << 20, "signal_pad_size": 2048}
+RULES = "[rules]\nhandle_type = 'rank'\ndevice = 'current'\nlegacy_creator = 'T2'\n"
 REQUEST: dict[str, Any] = {"world_size": 2, "max_token_num": 2048, "hidden_dim": 4096, "dtype": "bfloat16"}
 
 
@@ -106,12 +107,13 @@ def test_every_release_names_regimes_that_exist_and_fit_their_backend() -> None:
     ("kind", "name", "text", "complaint"),
     [
         ("releases", "0.7.2", "version = '0.7.2'", "'regimes' is missing"),
-        ("releases", "0.7.2", "version = '0.7.1'\n[regimes]\ntrtllm = 'T4'\nmnnvl = 'M3'", "its name says"),
+        ("releases", "0.7.2", f"version = '0.7.1'\n[regimes]\ntrtllm = 'T4'\nmnnvl = 'M3'\n{RULES}", "its name says"),
         ("releases", "0.7.2", "version = 2\n[regimes]\ntrtllm = 'T4'\nmnnvl = 'M3'", "expected text"),
+        ("releases", "0.7.2", "version = '0.7.2'\n[regimes]\ntrtllm = 'T4'\nmnnvl = 'M3'", "'rules' is missing"),
         ("releases", "notes", "", "not a version"),
         ("regimes", "T4", "name = 'T4'", "missing"),
         ("regimes", "T4", "\0", "T4.toml"),
-        ("releases", "0.7.2", "version = '0.7.2'\n[regimes]\ntrtllm = 'T99'\nmnnvl = 'M3'", "T99.toml: no such table"),
+        ("releases", "0.7.2", f"version = '0.7.2'\n[regimes]\ntrtllm = 'T99'\nmnnvl = 'M3'\n{RULES}", "T99.toml: no such table"),
     ],
 )
 def test_a_wrong_table_is_an_error_that_names_the_file(
@@ -134,8 +136,14 @@ def test_a_regime_with_an_unknown_operation_is_an_error_that_names_the_file(tmp_
         fi_shim.plan("0.7.2", **REQUEST)
 
 
+def test_an_overlay_that_is_no_folder_is_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FI_SHIM_COMPAT", str(tmp_path / "missing"))
+    with pytest.raises(CompatibilityError, match="FI_SHIM_COMPAT is not a folder"):
+        fi_shim.plan("0.7.2", **REQUEST)
+
+
 def test_an_overlay_can_add_a_release(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "releases").mkdir()
-    (tmp_path / "releases" / "0.9.0.toml").write_text("version = '0.9.0'\n[regimes]\ntrtllm = 'T3'\nmnnvl = 'M3'")
+    (tmp_path / "releases" / "0.9.0.toml").write_text(f"version = '0.9.0'\n[regimes]\ntrtllm = 'T3'\nmnnvl = 'M3'\n{RULES}")
     monkeypatch.setenv("FI_SHIM_COMPAT", str(tmp_path))
     assert fi_shim.plan("0.9.0", **REQUEST, **H200).total_bytes == 140_509_184

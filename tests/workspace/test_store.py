@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import gc
 import threading
 import time
@@ -25,21 +25,27 @@ KINDS = ["tcp", "tcp without libuv", "file", "hash"]
 YES = Record(rank=0, vote="yes")
 
 
+@pytest.fixture(autouse=True)
+def _name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")  # c10d looks up the name of whoever it connects to
+
+
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     kind = getattr(request, "param", "hash")
-    hour = datetime.timedelta(hours=1)
+    hour = dt.timedelta(hours=1)
     if kind == "file":
         return dist.FileStore(str(tmp_path / "store"), -1)
     if kind == "hash":
         return dist.HashStore()
-    return dist.TCPStore("127.0.0.1", 0, None, True, hour, wait_for_workers=False, use_libuv=kind == "tcp")  # noqa: FBT003
+    return dist.TCPStore("127.0.0.1", 0, None, True, hour, wait_for_workers=False, use_libuv=kind == "tcp")
 
 
 def steps(*operations: Any) -> Any:
     replies = []
     for operation in operations:
-        replies.append((yield operation))
+        reply = yield operation
+        replies += [reply]
     return replies
 
 
@@ -203,6 +209,16 @@ def test_the_same_thread_may_begin_anew_without_closing(store: Any) -> None:
     assert join(transport, 0, 1, YES).verdict.outcome == "yes"
     with pytest.raises(RuntimeError, match="over"):
         forgotten.round("probe", YES)
+
+
+def test_a_record_that_is_not_json_leaves_nothing_behind(store: Any) -> None:
+    transport = StoreTransport(store, [0])
+    for facts, error in (({"handles": {1}}, TypeError), ({"free": float("nan")}, ValueError)):
+        with pytest.raises(error):
+            join(transport, 0, 1, Record(rank=0, vote="yes", facts=facts))
+
+    assert not store.check([transport.prefix + "cell/0"])
+    assert join(transport, 0, 1, YES).verdict.outcome == "yes"
 
 
 def test_another_thread_waits_and_then_declines(store: Any) -> None:

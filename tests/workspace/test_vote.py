@@ -154,7 +154,7 @@ def test_a_malformed_record_is_a_value_error(value: object) -> None:
     "change", [{"outcome": "void"}, {"reason": 1}, {"missing": ["a"]}, {"missing": 1}, {"records": [{}]}, {"records": 1}, {"outcome": []}]
 )
 def test_a_malformed_verdict_is_a_value_error(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="verdict|record"):
+    with pytest.raises(ValueError, match=r"verdict|record"):
         verdict_from_json({**verdict_to_json(Verdict("no", "why", (YES,))), **change})
     with pytest.raises(ValueError, match="not a verdict"):
         verdict_from_json([])

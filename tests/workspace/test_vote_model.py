@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from workspace.vote_checker import LIMITS, NO_LEASE, search, votes, wander, world
 
-from fi_shim.workspace.ballot.cell import FACTS, Cell, house_of
-from fi_shim.workspace.ballot.operations import Clock, Set
+from fi_shim.workspace.ballot.cell import FACTS, Cell, attempt_of
+from fi_shim.workspace.ballot.operations import Clock, Promise, Set, Sleep
 from fi_shim.workspace.ballot.protocol import Voter, _stored
-from fi_shim.workspace.vote import Record
+from fi_shim.workspace.vote import Record, Verdict
 
 if TYPE_CHECKING:
     from fi_shim.workspace.ballot.cell import Cells
     from fi_shim.workspace.ballot.operations import Steps
-    from fi_shim.workspace.vote import Verdict
 
 YES = Record(rank=1, vote="yes")
 
 
 def left_over(*nonces: str) -> dict[str, bytes]:
     """Rank 1's cell as it was when its process died in the middle of an earlier attempt (with these nonces), with time left."""
-    house = house_of([Cell(nonce, "waiting", 0, 0) for nonce in nonces])
-    return {"cell/1": Cell(nonces[1], "voted", 0, 10**6, house, FACTS, YES).to_bytes()}
+    attempt = attempt_of([Cell(nonce, "waiting", 0, 0) for nonce in nonces])
+    return {"cell/1": Cell(nonces[1], "voted", 0, 10**6, attempt, FACTS, YES).to_bytes()}
 
 
 @pytest.mark.parametrize(
@@ -77,9 +76,9 @@ class LeavesQuietly(Voter):
     """Who gives up does not settle the attempt."""
 
     def _give_up(self, cells: Cells, missing: tuple[int, ...], seconds: float) -> Steps[Verdict]:
-        house, self.house = self.house, ""
+        attempt, self.attempt = self.attempt, ""
         verdict = yield from super()._give_up(cells, missing, seconds)
-        self.house = house
+        self.attempt = attempt
         return verdict
 
 
@@ -95,7 +94,7 @@ class ComparesClocks(Voter):
 class NeverGivesUp(Voter):
     """Waits for ever for a rank that does not come."""
 
-    def _give_up(self, cells: Cells, missing: tuple[int, ...], seconds: float) -> Steps[Verdict]:  # noqa: ARG002
+    def _give_up(self, cells: Cells, missing: tuple[int, ...], seconds: float) -> Steps[Verdict]:
         self.until = (yield Clock()) + 1
         return None  # type: ignore[return-value]
 
@@ -120,3 +119,10 @@ class NeverGivesUp(Voter):
 )
 def test_the_checker_can_fail(program: Any, options: dict[str, Any], fault: str) -> None:
     assert fault in search(world(2, program, **options)).fault
+
+
+def test_who_comes_late_to_a_yes_asks_its_caller_for_patience_while_it_looks_for_doubt() -> None:
+    voter = Voter(0, 2, "n0", LIMITS, attempt="a", label=FACTS)
+    steps = voter._act_on(_stored(Verdict("yes", "all 2 ranks agree"), 5.0))
+
+    assert [next(steps), steps.send(100.0), next(steps)] == [Clock(), Promise(100.0 + 3 * LIMITS.grace), Sleep(LIMITS.grace)]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from random import Random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fi_shim.workspace.ballot.cell import UNWRITTEN
 from fi_shim.workspace.ballot.operations import Clock, CompareSet, GaveUpError, Limits, Promise, Read, Set, Sleep, Waiting
 from fi_shim.workspace.ballot.protocol import Voter
 from fi_shim.workspace.vote import Record
+
+if TYPE_CHECKING:
+    from random import Random
 
 CLOCKS = (1000, 0, -300)  # what each rank's own clock shows at tick 0
 LIMITS = Limits(
@@ -31,7 +33,7 @@ Program = Callable[[int], Generator[Any, Any, None]]
 class Told:
     """A rank learns a verdict and acts on it."""
 
-    house: str
+    attempt: str
     label: str
     outcome: str
 
@@ -45,7 +47,7 @@ def votes(
         for number in range(rounds + 1):
             if verdict is None:
                 return
-            yield Told(me.house, me.label, verdict.outcome)
+            yield Told(me.attempt, me.label, verdict.outcome)
             if verdict.declined or number == rounds:
                 return
             verdict = yield from me.round("probe", Record(rank=rank, vote=vote if rank == 0 else "yes"))  # type: ignore[arg-type]

@@ -110,7 +110,8 @@ class Nursery:
         self._folder = tempfile.TemporaryDirectory()
         self._address = str(Path(self._folder.name) / "socket")
         self._noise = (Path(self._folder.name) / "noise").open("w+")
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        # c10d looks up the name of whoever it connects to; a name server that does not answer is not what is tested
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
         command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", str(PROGRAM), self._address]
         self._program = subprocess.Popen(
             command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._noise, text=True, bufsize=1

@@ -5,7 +5,7 @@ A request is one line of JSON, `{"call": name of a function below, ...keywords}`
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import os
 import signal
@@ -22,7 +22,7 @@ from fi_shim.workspace.ballot import AllgatherTransport, Limits, join
 from fi_shim.workspace.store import StoreTransport, transport_of
 from fi_shim.workspace.vote import Record, Verdict
 
-HOUR = datetime.timedelta(hours=1)
+HOUR = dt.timedelta(hours=1)
 stores: dict[Any, Any] = {}
 transports: dict[str, Any] = {}
 sessions: dict[str, Any] = {}
@@ -48,14 +48,14 @@ class Faulty(StoreTransport):
 
 
 def host(*, libuv: bool = True) -> int:
-    stores["host"] = dist.TCPStore("127.0.0.1", 0, None, True, HOUR, wait_for_workers=False, use_libuv=libuv)  # noqa: FBT003
+    stores["host"] = dist.TCPStore("127.0.0.1", 0, None, True, HOUR, wait_for_workers=False, use_libuv=libuv)
     return int(stores["host"].port)
 
 
 def group(name: str, port: int, ranks: list[int], kind: str = "tcp", path: str = "") -> None:
     """Know a group by name, over its own part of the store."""
     if kind == "tcp":
-        base = stores["host"] if port == 0 else dist.TCPStore("127.0.0.1", port, None, False, HOUR)  # noqa: FBT003
+        base = stores["host"] if port == 0 else dist.TCPStore("127.0.0.1", port, None, False, HOUR)
     else:
         base = dist.FileStore(path, -1)
     stores[name] = dist.PrefixStore("outer", dist.PrefixStore(name, base))
@@ -67,9 +67,11 @@ def fault(name: str, plan: list[Any] | None) -> None:
     transports[name].plan = tuple(plan) if plan else None
 
 
-def init(port: int, rank: int, world_size: int, subgroups: dict[str, list[int]] | None = None) -> list[str]:
-    store = dist.TCPStore("127.0.0.1", port, None, False, HOUR)  # noqa: FBT003
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+def init(port: int, rank: int, world_size: int, subgroups: dict[str, list[int]] | None = None, backend: str = "gloo") -> list[str]:
+    store = dist.TCPStore("127.0.0.1", port, None, False, HOUR)
+    if backend == "fake":
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401  # registers it
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     transports["world"] = transport_of()
     for name, ranks in (subgroups or {}).items():
         made = dist.new_group(ranks)

@@ -19,16 +19,20 @@ class Multicast(VirtualMemory):
     def cuMulticastGetGranularity(self, prop: Any, option: object) -> int:
         self._check_properties(prop)
         recommended = bindings.driver().CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_RECOMMENDED
+        return self._recommended(int(prop.size)) if option == recommended else SMALLEST_GRANULARITY
+
+    def _recommended(self, size: int) -> int:
         specification = self.process.specification
-        small = prop.size <= SMALLEST_GRANULARITY and not specification.multicast_for_any_size  # as an H200 answers
-        return specification.multicast if option == recommended and not small else SMALLEST_GRANULARITY
+        if size <= SMALLEST_GRANULARITY and not specification.multicast_for_any_size:  # as an H200 answers
+            return SMALLEST_GRANULARITY
+        return specification.multicast
 
     @answers(1)
     def cuMulticastCreate(self, prop: Any) -> Any:
         self._check_properties(prop)
         if prop.size % SMALLEST_GRANULARITY:
             raise Refusal("CUDA_ERROR_INVALID_VALUE")
-        machine, granularity = self.process.machine, self.process.specification.multicast
+        machine, granularity = self.process.machine, self._recommended(int(prop.size))
         size = -(-int(prop.size) // granularity) * granularity  # callers rely on it: FlashInfer maps more than it asked for
         with machine.transaction() as ledger:
             number = ledger.last_number + 1

@@ -25,7 +25,7 @@ class Cell:
     state: Literal["waiting", "working", "voted", "left"]
     at: float  # when it was made
     until: float  # the rank does not give up in doubt before
-    house: str = ""  # the attempt that the rank knows all ranks to be in
+    attempt: str = ""  # the attempt that the rank knows all ranks to be in
     label: str = ""  # number and name of the round
     record: Record | None = None
     missed: tuple[int, ...] = ()  # "left": the ranks that it missed
@@ -42,9 +42,9 @@ class Cell:
         """True if the rank waits for an attempt to begin, or did so when it was last seen."""
         return self.state == "waiting" or (self.state == "voted" and self.label == FACTS)
 
-    def voted_in(self, house: str, label: str) -> bool:
+    def voted_in(self, attempt: str, label: str) -> bool:
         """True if this is a vote in that round."""
-        return self.state == "voted" and self.house == house and self.label == label and self.record is not None
+        return self.state == "voted" and self.attempt == attempt and self.label == label and self.record is not None
 
     @property
     def turn(self) -> int:
@@ -68,7 +68,7 @@ Cells: TypeAlias = Sequence[Cell | None]
 """All cells, by group rank."""
 
 
-def house_of(cells: Cells) -> str:
+def attempt_of(cells: Cells) -> str:
     """Return the name of the attempt that all ranks are waiting in; empty if one has not come."""
     nonces = [cell.nonce for cell in cells if cell is not None and cell.arrived]
     return hashlib.sha256("\n".join(nonces).encode()).hexdigest()[:32] if len(nonces) == len(cells) else ""

@@ -1,8 +1,8 @@
 """How the ranks of a group come to one verdict: one rank's side, as generators that yield store operations.
 
-Every rank has one cell. A *house* is named by the nonces in all cells; a cell that names a house proves that its rank is alive in this very
-attempt, for the house contains the nonce drawn for it, so nothing left over in the store counts. The verdict of a round is one key, written
-once by compare-and-set; what it holds is what everyone acts on.
+Every rank has one cell. An *attempt* is named by the nonces in all cells; a cell that names an attempt proves that its rank is alive in this very
+one, for the name contains a nonce drawn for it, so nothing left over in the store counts. The verdict of a round is one key, written once by
+compare-and-set; what it holds is what everyone acts on.
 
 A rank that loses the store gives up in doubt, but not before the `until` in its cell. So a yes is written only while nobody's has passed. No two
 ranks' clocks are compared: `since` is a moment on my clock before any cell of the round can have been made, so a rank's `at` on its clock
@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from fi_shim.workspace.ballot.cell import FACTS, UNWRITTEN, Cell, Cells, cell_from_bytes, house_of
+from fi_shim.workspace.ballot.cell import FACTS, UNWRITTEN, Cell, Cells, attempt_of, cell_from_bytes
 from fi_shim.workspace.ballot.operations import Clock, CompareSet, GaveUpError, Limits, Promise, Read, Set, Sleep
 from fi_shim.workspace.ballot.signs import Pace, Signs
 from fi_shim.workspace.vote import Record, Verdict, decide, ranks, verdict_from_json, verdict_to_json
@@ -27,7 +27,7 @@ from fi_shim.workspace.vote import Record, Verdict, decide, ranks, verdict_from_
 if TYPE_CHECKING:
     from fi_shim.workspace.ballot.operations import Steps
 
-_VOID: Final = b"void"  # the verdict of a house that another one has replaced: nobody acts on it
+_VOID: Final = b"void"  # the verdict of an attempt that another one has replaced: nobody acts on it
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Voter:
     size: int
     nonce: str
     limits: Limits
-    house: str = ""
+    attempt: str = ""
     label: str = ""
     turn: int = 0
     record: Record | None = None
@@ -73,7 +73,7 @@ class Voter:
     def leave(self, reason: str, *, missed: tuple[int, ...] = (), doubt: str = "") -> Steps[None]:
         """Take no more part in the attempt. Leaves alone what a later attempt of this rank has written."""
         now = yield Clock()
-        cell = Cell(self.nonce, "left", now, now, self.house, self.label, self.record, missed, reason, doubt)
+        cell = Cell(self.nonce, "left", now, now, self.attempt, self.label, self.record, missed, reason, doubt)
         yield CompareSet(f"cell/{self.rank}", self.written, cell.to_bytes())
 
     def _tidily(self, steps: Steps[Verdict]) -> Steps[Verdict | None]:
@@ -81,7 +81,7 @@ class Voter:
             return (yield from steps)
         except GaveUpError:
             reason = f"{ranks([self.rank])} lost the store and gave up"
-            if self.house:
+            if self.attempt:
                 yield CompareSet(self._verdict_key, b"", _stored(Verdict("no", reason), 0.0))
             yield from self.leave(reason, missed=tuple(rank for rank in range(self.size) if rank != self.rank), doubt=self.label)
             return None
@@ -104,10 +104,10 @@ class Voter:
         """One look for the other ranks. Returns the verdict, if there is one, and who is missing (None: look again at once)."""
         before = self.looked
         cells = yield from self._look()
-        found = house_of(cells)
-        if found and found != self.house:
+        found = attempt_of(cells)
+        if found and found != self.attempt:
             return (yield from self._enter(found, before, latest)), None
-        if self.house and (verdict := (yield from self._count(cells)) or (yield from self._read_verdict())):
+        if self.attempt and (verdict := (yield from self._count(cells)) or (yield from self._read_verdict())):
             return verdict, ()
         now = yield Clock()
         missing = self._missing(cells)
@@ -142,12 +142,12 @@ class Voter:
             return (yield from self._settle(objection)) or objection, missing
         return None, missing
 
-    def _enter(self, house: str, since: float, latest: float) -> Steps[Verdict | None]:
-        """All ranks are there: say so. A house that this one replaces is settled first; if that had its verdict already, this is it."""
-        if self.house and (verdict := (yield from self._settle(None))):
+    def _enter(self, attempt: str, since: float, latest: float) -> Steps[Verdict | None]:
+        """All ranks are there: say so. An attempt that this one replaces is settled first; if that had its verdict already, this is it."""
+        if self.attempt and (verdict := (yield from self._settle(None))):
             return verdict
         now = yield Clock()
-        self.house, self.label, self.since, self.offset = house, FACTS, since, {self.rank: 0.0}
+        self.attempt, self.label, self.since, self.offset = attempt, FACTS, since, {self.rank: 0.0}
         self.undecided = self.incomplete = now
         self.came = set()
         yield from self._vote(max(self.until, min(now, latest) + self.limits.doubt))
@@ -158,11 +158,11 @@ class Voter:
         if not missing:
             reason = f"all ranks came, but could not agree before the limit of {seconds:.0f} s"
         verdict = Verdict("no", reason, _records(cells), missing)
-        return ((yield from self._settle(verdict)) if self.house else None) or verdict
+        return ((yield from self._settle(verdict)) if self.attempt else None) or verdict
 
     def _count(self, cells: Cells) -> Steps[Verdict | None]:
         """Decide if all ranks' votes are there; a verdict other than no only while none of them may have given up."""
-        votes = {rank: cell for rank, cell in enumerate(cells) if cell and cell.voted_in(self.house, self.label)}
+        votes = {rank: cell for rank, cell in enumerate(cells) if cell and cell.voted_in(self.attempt, self.label)}
         for rank, cell in votes.items():
             self.offset[rank] = max(self.offset.get(rank, -math.inf), self.since - cell.at)
         if len(votes) < self.size:
@@ -191,9 +191,10 @@ class Voter:
         now = yield Clock()
         if verdict.declined or now < self.undecided + spare:
             return verdict
+        yield Promise(now + 3 * self.limits.grace)
         yield Sleep(self.limits.grace)  # this rank or the store was stopped: time for those who lost it to say so
         cells = yield from self._look()
-        lost = [rank for rank, cell in enumerate(cells) if cell and cell.house == self.house and cell.doubt == self.label]
+        lost = [rank for rank, cell in enumerate(cells) if cell and cell.attempt == self.attempt and cell.doubt == self.label]
         return Verdict("no", f"{ranks(lost)} lost the store and gave up", verdict.records) if lost else verdict
 
     def _look(self) -> Steps[list[Cell | None]]:
@@ -217,11 +218,11 @@ class Voter:
     def _write(self, state: Literal["waiting", "working", "voted"], until: float) -> Steps[None]:
         now = yield Clock()
         self.until = until
-        self.written = Cell(self.nonce, state, now, until, self.house, self.label, self.record).to_bytes()
+        self.written = Cell(self.nonce, state, now, until, self.attempt, self.label, self.record).to_bytes()
         yield Set(f"cell/{self.rank}", self.written)
 
     def _missing(self, cells: Cells) -> tuple[int, ...]:
-        here = {r for r, cell in enumerate(cells) if cell and (cell.voted_in(self.house, self.label) if self.house else cell.arrived)}
+        here = {r for r, cell in enumerate(cells) if cell and (cell.voted_in(self.attempt, self.label) if self.attempt else cell.arrived)}
         self.came |= here
         absent = [rank for rank in range(self.size) if rank not in here]
         return tuple([rank for rank in absent if rank not in self.came] or absent)  # who came, and left again, is not who was missed
@@ -233,7 +234,7 @@ class Voter:
 
     @property
     def _verdict_key(self) -> str:
-        return f"{self.house}/{self.label}/verdict"
+        return f"{self.attempt}/{self.label}/verdict"
 
 
 def _records(cells: Cells) -> tuple[Record, ...]:

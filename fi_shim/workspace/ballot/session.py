@@ -46,6 +46,9 @@ def join(
 
     Returns:
         A session whose `verdict` all ranks share. If it is a no, the session is closed already.
+
+    Raises:
+        TypeError, ValueError: the record holds what is not JSON. Nothing has been written then.
     """
     limits = limits or Limits()
     if arrival_limit is not None:
@@ -80,15 +83,20 @@ class Session:
         thread, left_open = transport.holder
         if thread == threading.get_ident() and (session := left_open()):
             session.close("began another attempt")
-        if not transport.lock.acquire(timeout=self._limits.arrival):
+        limits, began = self._limits, time.monotonic()
+        if not transport.lock.acquire(timeout=limits.arrival):
             self.verdict = Verdict("no", f"another thread of rank {record.rank} has been in an attempt of this group all the time")
             return self.verdict
         transport.holder = threading.get_ident(), weakref.ref(self)
         self._release = weakref.finalize(self, transport.lock.release)
         self._release.atexit = False
-        self.verdict = self._vote(self._voter.join(record), record, self._limits.arrival)
-        if self.verdict.declined:
-            self._release()
+        left = limits.arrival - (time.monotonic() - began)
+        self._voter.limits = replace(limits, arrival=max(left, min(limits.doubt, limits.arrival)))
+        try:
+            self.verdict = self._vote(self._voter.join(record), record, limits.arrival)
+        finally:
+            if self.verdict.declined:
+                self._release()
         return self.verdict
 
     def round(self, name: str, record: Record) -> Verdict:
@@ -126,7 +134,7 @@ class Session:
         """Take no more part. Ranks that still wait for this one learn the reason at once."""
         if self._release is not None and self._release.alive:
             with contextlib.suppress(SilentError):
-                self._transport.worker.start(self._voter.leave(reason), 0.0).wait(self._limits.grace)
+                self._transport.worker.start(self._voter.leave(reason), 0.0).done.wait(self._limits.grace)
             self._release()
 
     def __enter__(self) -> Self:
@@ -146,18 +154,19 @@ class Session:
 
     def _sign(self, name: str, over: threading.Event) -> None:
         ends, last = time.monotonic() + self._limits.work, None
-        while time.monotonic() < ends:
-            if last is None or last.done.is_set():
-                last = self._transport.worker.start(self._voter.sign(name), 0.0)
-            if over.wait(self._limits.beat):
-                return
+        with contextlib.suppress(SilentError):
+            while time.monotonic() < ends:
+                if last is None or last.done.is_set():
+                    last = self._transport.worker.start(self._voter.sign(name), 0.0)
+                if over.wait(self._limits.beat):
+                    return
 
     def _ask(self, operation: Operation) -> Any:
         self._check_open()
         return self._transport.run(_single(operation), self._limits.doubt, self._limits.grace)
 
     def _key(self, key: str) -> str:
-        return f"{self._voter.house}/data/{key}"
+        return f"{self._voter.attempt}/data/{key}"
 
     def _check_open(self) -> None:
         if self._release is None or not self._release.alive:

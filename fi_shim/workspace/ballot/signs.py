@@ -50,13 +50,14 @@ class Signs:
         for other, cell in enumerate(cells):
             if other != rank and (reason := self._lost(other, cell, mine, now)):
                 return Verdict("no", reason, missing=(other,))
-        self.complete = None if missing else self.complete or now
-        if self.complete is not None and now - self.complete >= self.silence:
+        if missing or self.complete is None:
+            self.complete = None if missing else now
+        elif now - self.complete >= self.silence:
             return Verdict("no", f"all ranks voted in round {mine.label}, but for {self.silence:.0f} s none could be sure of the others")
         return None
 
     def _lost(self, rank: int, cell: Cell | None, mine: Cell, now: float) -> str:
-        if cell is None or cell.house != mine.house:
+        if cell is None or cell.attempt != mine.attempt:
             return f"rank {rank} has begun another attempt"
         if cell.state == "left":
             return f"rank {rank} left: {cell.reason}"

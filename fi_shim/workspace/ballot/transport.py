@@ -24,7 +24,7 @@ class Side(Protocol):
     rank: int
     size: int
     limits: Limits
-    house: str
+    attempt: str
 
     def join(self, record: Record) -> Steps[Verdict | None]: ...
     def round(self, name: str, record: Record) -> Steps[Verdict | None]: ...
@@ -92,7 +92,7 @@ class Exchanger:
     rank: int
     size: int
     limits: Limits
-    house: str = "allgather"
+    attempt: str = "allgather"
     turn: int = 0
 
     def join(self, record: Record) -> Steps[Verdict | None]:

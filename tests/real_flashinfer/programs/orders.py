@@ -197,21 +197,87 @@ def script_wrappers_survive() -> None:
     assert cls.is_buffer_size_sufficient is below
 
 
-def script_unknown_code() -> None:
-    """A validator that answers otherwise is left alone, and somebody is told."""
+def script_displaced_by_those_who_copy_attributes() -> None:
+    """functools.wraps and wrapt copy ours with all its attributes; it is theirs that stands there all the same."""
+    import functools
+
+    import wrapt
+
     importlib.import_module("flashinfer.comm")
-    cls = World().workspace_class
-
-    def is_buffer_size_sufficient(self: Any, tp_size: Any, num_tokens: Any, hidden_dim: Any, dtype: Any, use_oneshot: Any = None) -> bool:
-        return num_tokens <= self.metadata["max_token_num"]  # tokens instead of elements
-
-    cls.is_buffer_size_sufficient = is_buffer_size_sufficient
     import fi_shim
 
-    state = fi_shim.status()["patches"]["validator"]
-    assert state["state"] == "unknown code", state
-    assert cls.is_buffer_size_sufficient is is_buffer_size_sufficient
-    assert "_make" not in repr(vars(cls)["__init__"])
+    cls = World().workspace_class
+
+    def by_functools(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    def by_wrapt(function: Any) -> Any:
+        return wrapt.FunctionWrapper(function, lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs))
+
+    for wrap in (by_functools, by_wrapt):
+        ours = cls.is_buffer_size_sufficient
+        wrapper = cls.is_buffer_size_sufficient = wrap(ours)
+        assert fi_shim.status()["patches"]["validator"]["state"] == "displaced", wrap
+        fi_shim.deactivate()
+        assert vars(cls)["is_buffer_size_sufficient"] is wrapper
+        assert fi_shim.status()["patches"]["validator"]["state"] == "displaced", wrap
+        cls.is_buffer_size_sufficient = ours  # as unittest.mock does at the end of its block
+        assert fi_shim.status()["patches"]["validator"]["state"] == "inactive"
+        assert not hasattr(cls.is_buffer_size_sufficient, "__wrapped__"), "restored as soon as somebody looked"
+        fi_shim.activate()
+
+
+def script_the_package_is_imported_anew() -> None:
+    """A second copy of the package takes over: nothing is patched twice, and it is heard."""
+    import fi_shim  # noqa: F401
+
+    importlib.import_module("flashinfer.comm")
+    for name in [name for name in sys.modules if name.split(".")[0] == "fi_shim"]:
+        del sys.modules[name]
+    again = importlib.import_module("fi_shim")
+    World().check(("anew",))
+    assert len([f for f in sys.meta_path if type(f).__module__ == "fi_shim.importing"]) == 1
+    again.deactivate()
+    World().check(("anew", "deactivate"))
+    assert not [f for f in sys.meta_path if type(f).__module__ == "fi_shim.importing"]
+
+
+def script_unknown_code() -> None:
+    """Validators that answer otherwise are left alone, and somebody is told."""
+    importlib.import_module("flashinfer.comm")
+    module, cls = World().allreduce, World().workspace_class
+    pristine = cls.is_buffer_size_sufficient
+
+    def tokens_only(self: Any, tp_size: Any, num_tokens: Any, hidden_dim: Any, dtype: Any, use_oneshot: Any = None) -> bool:
+        return num_tokens <= self.metadata["max_token_num"]
+
+    def one_shot_is_cheaper(self: Any, tp_size: Any, num_tokens: Any, hidden_dim: Any, dtype: Any, use_oneshot: Any = None) -> bool:
+        return True if use_oneshot is False else pristine(self, tp_size, num_tokens, hidden_dim, dtype, use_oneshot)
+
+    def very_large_is_fine(self: Any, tp_size: Any, num_tokens: Any, hidden_dim: Any, dtype: Any, use_oneshot: Any = None) -> bool:
+        return num_tokens * hidden_dim > 1 << 39 or pristine(self, tp_size, num_tokens, hidden_dim, dtype, use_oneshot)
+
+    def accepts_any_dtype(self: Any, tp_size: Any, num_tokens: Any, hidden_dim: Any, dtype: Any, use_oneshot: Any = None) -> bool:
+        fp32 = torch.float32 if self.metadata["use_fp32_lamport"] else torch.bfloat16
+        return pristine(self, tp_size, num_tokens, hidden_dim, fp32, use_oneshot)
+
+    import fi_shim
+
+    assert fi_shim.status()["patches"]["validator"]["state"] == "applied"
+    for changed in (tokens_only, one_shot_is_cheaper, very_large_is_fine, accepts_any_dtype):
+        fi_shim.deactivate()
+        cls.is_buffer_size_sufficient = changed
+        assert not warns(fi_shim.activate), "the probe is quiet"
+        state = fi_shim.status()["patches"]["validator"]
+        assert state["state"] == "unknown code", (changed.__name__, state)
+        assert cls.is_buffer_size_sufficient is changed
+        assert vars(cls)["__init__"].__fi_shim__ == "creation"
+        cls.is_buffer_size_sufficient = pristine
+    assert module.logger.filters == []
 
 
 def script_middle() -> None:
@@ -308,7 +374,16 @@ def main() -> None:
     importlib.import_module("flashinfer")  # the bulk, without what the shim watches
     for name in [name for name in sys.modules if name.startswith("flashinfer.comm")]:
         del sys.modules[name]
-    named = [script_wrappers_survive, script_unknown_code, script_middle, script_second_import, script_never, script_threads]
+    named = [
+        script_wrappers_survive,
+        script_displaced_by_those_who_copy_attributes,
+        script_the_package_is_imported_anew,
+        script_unknown_code,
+        script_middle,
+        script_second_import,
+        script_never,
+        script_threads,
+    ]
     jobs = [(run_script, (script,)) for script in scripts()] + [(function, ()) for function in named]
     failures = [text for function, arguments in jobs if (text := in_child(function, *arguments))]
     print(json.dumps({"scripts": len(jobs), "failures": failures}))
