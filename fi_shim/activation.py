@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from fi_shim import log
 from fi_shim import settings as settings_module
-from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_release
+from fi_shim.compatibility import CompatibilityError
 from fi_shim.importing import PostImportFinder
 from fi_shim.patches import PATCHES
 from fi_shim.patches.definition import Context
@@ -175,12 +175,22 @@ def _announce() -> None:
     _ACTIVATION.announced = True
     patches = ",".join(name for name, state in states.items() if state == APPLIED) or "none"
     log.event("info", "active", flashinfer=flashinfer_version(), patches=patches)
+    _tell_what_is_known()
+
+
+def _tell_what_is_known() -> None:
+    """Whether the tables describe the FlashInfer that is imported; changed code is looked into when a workspace is built."""
+    from fi_shim.drift import knowledge
+
+    version = flashinfer_version()
     try:
-        find_release(flashinfer_version())
+        known = knowledge.at_a_glance(version)
+        if known.state == knowledge.NOT_RUN:
+            log.event("warning", "changed_code", flashinfer=version, detail=known.detail, changed="; ".join(known.changes))
+        else:
+            knowledge.knowledge(version)
     except CompatibilityError as error:
         log.event("warning", "compat_unreadable", error=str(error))
-    except UnknownReleaseError as error:
-        log.event("warning", "unknown_release", detail=str(error), consequence="workspaces are built without preflight")
 
 
 def flashinfer_version() -> str:

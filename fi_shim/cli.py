@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from packaging.version import InvalidVersion, Version
 from tabulate import tabulate
 
 import fi_shim
 from fi_shim import doctor as doctor_report
-from fi_shim.compatibility import CompatibilityError, known_releases
+from fi_shim.compatibility import CompatibilityError, folders, known_releases
 from fi_shim.workspace.planning import installed_flashinfer
 from fi_shim.workspace.planning import plan as make_plan
 
@@ -126,6 +129,60 @@ def doctor(*, json_output: bool) -> None:
     report = doctor_report.examine()
     click.echo(json.dumps(report, default=str) if json_output else doctor_report.as_text(report))
     sys.exit(1 if report["problems"] else 0)
+
+
+_source = click.option(
+    "--source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder that contains flashinfer/; default: the installed one.",
+)
+
+
+@cli.command()
+@_source
+@as_json
+def verify(*, source: Path | None, json_output: bool) -> None:
+    """Whether the tables still say what a FlashInfer does; 1 on drift, with functions, places and bytes."""
+    from fi_shim.drift import identity
+    from fi_shim.drift import verify as verification
+
+    try:
+        report = verification.verify(source or identity.installed_root())
+    except identity.NoSourceError as error:
+        raise click.UsageError(str(error)) from None
+    except (CompatibilityError, SyntaxError, UnicodeDecodeError) as error:
+        raise SystemExit(_bad_news(str(error))) from None
+    click.echo(json.dumps(verification.as_dict(report)) if json_output else verification.as_text(report))
+    sys.exit(1 if report.drifted else 0)
+
+
+@cli.command()
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), help="The compat folder; default: FI_SHIM_COMPAT, else the packaged one."
+)
+@_source
+@click.option("--release", "version", help="Its version; default: what it says.")
+def record(*, output: Path | None, source: Path | None, version: str | None) -> None:
+    """Write or update the table of a release, from its own code. New arithmetic is refused: it needs a regime first."""
+    from fi_shim.drift import dry_run, identity
+    from fi_shim.drift import record as recording
+
+    overlay = os.environ.get("FI_SHIM_COMPAT")
+    folder = output or (Path(overlay) if overlay else folders("")[-1])
+    try:
+        root = source or identity.installed_root()
+        name = (version or identity.label_of(root)).partition("+")[0]
+        if name == identity.UNLABELLED:
+            raise click.UsageError(f"{root} does not say its version: give --release")
+        (folder / "releases").mkdir(parents=True, exist_ok=True)  # an overlay must be there before it can be read
+        click.echo(recording.write(root, str(Version(name)), folder))
+    except (identity.NoSourceError, InvalidVersion) as error:
+        raise click.UsageError(str(error)) from None
+    except (recording.NewArithmeticError, dry_run.DryRunError, CompatibilityError, SyntaxError) as error:
+        raise SystemExit(_bad_news(str(error))) from None
+    except OSError as error:
+        hint = "give --output, or a folder of your own in FI_SHIM_COMPAT"
+        raise SystemExit(_bad_news(f"{folder} cannot be written ({error.strerror}): {hint}")) from None
 
 
 @cli.group(invoke_without_command=True)

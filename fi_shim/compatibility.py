@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 REFUSED = "refused"  # a backend that the release does not build in that mode
+_RULES = ("handle_type", "device", "legacy_creator")  # without them nothing can be probed
 
 
 class CompatibilityError(ValueError):
@@ -42,7 +43,8 @@ class Release:
     functions: Mapping[str, str]
     """qualified name -> fingerprint of the code that was read."""
     rules: Mapping[str, str]
-    """handle_type: decided by each "rank" or by the "group"; device: "current" or numbered by "rank"; legacy_creator: a regime."""
+    """handle_type: decided by each "rank" or by the "group"; device: "current" or numbered by "rank"; legacy_creator: a regime;
+    metadata: keys of a workspace's metadata, in order."""
     files: Mapping[str, str]
     """path inside the wheel -> SHA-256."""
     witnesses: Mapping[str, tuple[Mapping[str, Any], ...]]
@@ -129,7 +131,7 @@ def load_release(name: str) -> Release:
             regimes={backend: _text(table["regimes"][backend]) for backend in ("trtllm", "mnnvl")},
             confidential={key: _text(value) for key, value in table.get("confidential_computing", {}).items()},
             functions={key: _text(value) for key, value in table.get("functions", {}).items()},
-            rules={key: _text(table["rules"][key]) for key in ("handle_type", "device", "legacy_creator")},
+            rules={key: _text(table["rules"][key]) for key in dict.fromkeys((*_RULES, *table["rules"]))},
             files={key: _text(value) for key, value in table.get("files", {}).items()},
             witnesses={backend: tuple(table.get("witness", {}).get(backend, ())) for backend in ("trtllm", "mnnvl")},
             importable=table.get("importable"),

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from fi_shim import activation, registry
+from fi_shim.compatibility import CompatibilityError
+from fi_shim.drift import knowledge
 from fi_shim.report import status
 
 COMPANIONS: Final = (
@@ -35,13 +37,14 @@ def examine() -> dict[str, Any]:
         flashinfer_problem = "FlashInfer is not installed: there is nothing to patch"
     elif torch_problem is None:
         flashinfer_problem = _import_problem("flashinfer.comm")
+    drift_problem = _drift_problem()
     state = status()
     return {
         "python": platform.python_version(),
         "packages": packages,
         "device": {"problem": torch_problem} if torch_problem else _device_facts(),
         **state,
-        "problems": [problem for problem in (torch_problem, flashinfer_problem) if problem] + _problems(state),
+        "problems": [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem] + _problems(state),
     }
 
 
@@ -60,6 +63,18 @@ def _import_problem(name: str) -> str | None:
             raise
         return f"`import {name}` fails: {type(error).__name__}: {error}"
     return None
+
+
+def _drift_problem() -> str | None:
+    """What the nets against drift find, a dry run included where the code is unknown."""
+    version = activation.flashinfer_version()
+    if version == "unknown":
+        return None
+    try:
+        known = knowledge.knowledge(version)
+    except CompatibilityError as error:
+        return str(error)
+    return known.detail if known.state in {knowledge.UNKNOWN, knowledge.DERIVED_SIZES} else None
 
 
 def _device_facts() -> dict[str, Any]:
@@ -83,8 +98,6 @@ def _problems(state: dict[str, Any]) -> list[str]:
     problems = []
     if not state["active"] and state["settings"]["enabled"]["value"] is not False:
         problems.append("the shim could not be activated")
-    if state["drift"]["state"] in {"unknown release", "table unreadable"}:
-        problems.append(state["drift"]["detail"])
     problems += [
         f"patch {name}: {patch['state']}: {patch['reason']}" for name, patch in state["patches"].items() if patch["state"] in _TROUBLE
     ]
@@ -105,12 +118,18 @@ def as_text(report: dict[str, Any]) -> str:
     settings = [(name, setting["value"], setting["source"]) for name, setting in report["settings"].items()]
     parts = [
         tabulate(versions, tablefmt="plain"),
-        f"FlashInfer  {flashinfer}\nregime      {regime}\ndevice      {device}",
+        f"FlashInfer  {flashinfer}\nregime      {regime}\ndrift       {_drift(report)}\ndevice      {device}",
         tabulate(patches, headers=("patch", "state", "reason"), tablefmt="simple") if patches else "no patches: " + _why_off(report),
         tabulate(settings, headers=("setting", "value", "source"), tablefmt="simple"),
         "\n".join(f"problem: {problem}" for problem in report["problems"]) or "no problems",
     ]
     return "\n\n".join(parts)
+
+
+def _drift(report: dict[str, Any]) -> str:
+    drift = report["drift"]
+    told = f"{drift['state']}: {drift['detail']}" if drift.get("detail") else drift["state"]
+    return "\n            ".join([told, *drift.get("changes", ())])
 
 
 def _location() -> str:

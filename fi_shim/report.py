@@ -6,11 +6,12 @@ from typing import Any
 
 from fi_shim import activation
 from fi_shim import settings as settings_module
-from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_release
+from fi_shim.compatibility import CompatibilityError, UnknownReleaseError
+from fi_shim.drift.knowledge import UNREADABLE, at_a_glance
+from fi_shim.patches.after_creation import AUDITS
 from fi_shim.patches.creation import DECLINES
 from fi_shim.patches.validator import REJECTIONS
 from fi_shim.registry import REGISTRY
-from fi_shim.workspace.sizes import load_regime
 
 
 def status() -> dict[str, Any]:
@@ -23,7 +24,7 @@ def status() -> dict[str, Any]:
         patches: name -> state, reason, modules, targets, why.
         settings: name -> value, source (a variable, "default" or "activate()").
         suppressed: rejections answered from cached limits (count).
-        drift: what is known of differences between the tables and this FlashInfer.
+        drift: what is known of differences between the tables and this FlashInfer: state, detail, changes (functions), audits.
         declines: verdicts that declined a workspace.
     """
     in_force = activation.active_settings()
@@ -36,7 +37,7 @@ def status() -> dict[str, Any]:
         "patches": REGISTRY.as_dict(),
         "settings": (in_force or settings_module.read()).as_dict(),
         "suppressed": {"rejections": REJECTIONS.total},
-        "drift": drift,
+        "drift": {**drift, "audits": list(AUDITS)},
         "declines": list(DECLINES),
     }
 
@@ -46,11 +47,11 @@ def regimes_of(version: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
     if version == "unknown":
         return None, {"state": "no FlashInfer"}
     try:
-        release = find_release(version)
-        for name in release.regimes.values():
-            load_regime(name)
+        known = at_a_glance(version)
+        for name in () if known.release is None else known.release.regimes.values():
+            known.regime(name)
     except UnknownReleaseError as error:
-        return None, {"state": "unknown release", "detail": str(error)}
+        return None, {**known.as_dict(), "detail": str(error)}
     except CompatibilityError as error:
-        return None, {"state": "table unreadable", "detail": str(error)}
-    return dict(release.regimes), {"state": "known release"}
+        return None, {"state": UNREADABLE, "detail": str(error)}
+    return None if known.release is None else dict(known.release.regimes), known.as_dict()

@@ -22,6 +22,8 @@ class Settings:
     """FI_SHIM_DISABLE: names of patches to leave out."""
     preflight: str = "probe"
     """FI_SHIM_PREFLIGHT: probe or off."""
+    on_drift: str = "warn"
+    """FI_SHIM_ON_DRIFT: what to do where a workspace was allocated otherwise than planned: warn, strict or ignore."""
     vote_timeout: float = ARRIVAL_LIMIT_S
     """FI_SHIM_VOTE_TIMEOUT: seconds to wait for all ranks to arrive."""
     compat: str | None = None
@@ -73,6 +75,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "FI_SHIM": ("enabled", _switch, "0 or 1"),
     "FI_SHIM_DISABLE": ("disable", _names, "names of patches, separated by commas"),
     "FI_SHIM_PREFLIGHT": ("preflight", _one_of("probe", "off"), "probe or off"),
+    "FI_SHIM_ON_DRIFT": ("on_drift", _one_of("warn", "strict", "ignore"), "warn, strict or ignore"),
     "FI_SHIM_VOTE_TIMEOUT": ("vote_timeout", _seconds, "a positive number of seconds"),
     "FI_SHIM_COMPAT": ("compat", str, "a folder"),
     "FI_SHIM_LOG": ("log", _one_of("debug", "info", "warning", "error"), "debug, info, warning or error"),

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent / "drift"))
+import trees
+
 REPOSITORY = Path(__file__).parent.parent
 RELEASES = 39
 
@@ -71,7 +74,7 @@ def test_without_the_cli_extra_the_command_says_what_is_missing(bare: Path) -> N
     assert "pip install 'fi-shim[cli]'" in done.stderr
 
 
-def test_the_command_line_works_without_torch(bare: Path) -> None:
+def test_the_command_line_works_without_torch(bare: Path, tmp_path: Path) -> None:
     subprocess.run([bare, "-m", "pip", "install", "--quiet", "click", "tabulate", "tqdm"], check=True, capture_output=True)
     planned = run(bare, "-m", "fi_shim", "plan", "--flashinfer-version", "0.7.2", "--world-size", "8", "--max-token-num", "2048",
                   "--hidden-dim", "4096", "--dtype", "float32", "--json")  # fmt: skip
@@ -83,12 +86,18 @@ def test_the_command_line_works_without_torch(bare: Path) -> None:
     assert report["patches"]["validator"]["state"] == "pending"
     text = run(bare, "-m", "fi_shim", "doctor")
     assert "FlashInfer is not installed" in text.stdout
+    tree = trees.copy("0.7.4", tmp_path)
+    verified = run(bare, "-m", "fi_shim", "verify", "--source", str(tree), "--json")
+    assert (verified.returncode, json.loads(verified.stdout)["recognised_by"]) == (0, "files")
+    trees.edit(tree, "comm/trtllm_ar.py", r"\baligned_size\b", "rounded", everywhere=True)  # so that its code must be run
+    assert json.loads(run(bare, "-m", "fi_shim", "verify", "--source", str(tree), "--json").stdout)["dry_run"] == "equal"
     demo = run(bare, "-m", "fi_shim", "demo", "flood")
     assert demo.returncode == 1
     assert "flashinfer-python" in demo.stderr
 
 
 def test_importing_is_cheap_and_light(bare: Path) -> None:
-    loaded = "import fi_shim, sys; print([m for m in ('torch', 'flashinfer', 'cuda', 'tomllib', 'asyncio') if m in sys.modules])"
+    heavy = ("torch", "flashinfer", "cuda", "tomllib", "asyncio", "fi_shim.drift.knowledge", "fi_shim.drift.dry_run")
+    loaded = f"import fi_shim, sys; print([m for m in {heavy} if m in sys.modules])"
     assert run(bare, "-c", loaded).stdout.strip() == "[]"
     assert run(bare, "-m", "fi_shim.__main__", "--version", FI_SHIM="0").returncode == 0

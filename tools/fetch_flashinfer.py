@@ -17,6 +17,10 @@ import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PARALLEL_DOWNLOADS = 3
 
@@ -37,8 +41,8 @@ def _wanted(name: str) -> bool:
     return (name.endswith((".py", ".json")) and not name.startswith("flashinfer/data/")) or ".dist-info/" in name
 
 
-def fetch(version: str) -> Path:
-    """Download and unpack one release; returns its folder. Raises CalledProcessError if pip cannot get it."""
+def fetch(version: str, options: Sequence[str] = ()) -> Path:
+    """Download and unpack one release; returns its folder. Raises CalledProcessError if pip, with `options`, cannot get it."""
     target = release_folder(version)
     if target.is_dir():
         return target
@@ -47,7 +51,7 @@ def fetch(version: str) -> Path:
         download = Path(scratch) / "wheel"
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
         # The wheels are pure Python files as far as we read them: a release whose metadata excludes this Python is read all the same.
-        command += ["--ignore-requires-python", "--dest", str(download), f"flashinfer-python=={version}"]
+        command += ["--ignore-requires-python", "--dest", str(download), *options, f"flashinfer-python=={version}"]
         subprocess.run(command, check=True)
         unpacked = Path(scratch) / "unpacked"
         with zipfile.ZipFile(next(download.glob("*.whl"))) as wheel:

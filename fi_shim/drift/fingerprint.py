@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 DIGEST_CHARACTERS: Final = 24
+PARAMETER_CHARACTERS: Final = 8
+IMPORTS: Final = "<imports>"
+"""Stands for where the watched functions of a module import the names from that they use."""
 
 # Fields that say nothing about behaviour, or that only some Pythons have.
 _SILENT_FIELDS: Final = frozenset({"annotation", "returns", "type_comment", "type_params", "type_ignores", "ctx", "kind", "simple"})
@@ -41,9 +45,89 @@ def fingerprint(source: str, qualified_name: str) -> str | None:
     return None if node is None else node_fingerprint(node)
 
 
+@dataclass(frozen=True)
+class Definition:
+    """One function, class head or constant as it stands in a file."""
+
+    digest: str
+    """Fingerprint; for a function followed by a colon and the fingerprint of its parameters."""
+    line: int
+
+
+def definitions(source: str, names: Iterable[str]) -> dict[str, Definition]:
+    """All of `names` that `source` has, by qualified name; `Class.*` gives the class's head and each of its members.
+
+    Raises:
+        SyntaxError: `source` is not Python.
+    """
+    tree = ast.parse(source)
+    nodes = {qualified: node for name in names for qualified, node in _named(tree, name)}
+    found = {name: Definition(_digest(node), getattr(node, "lineno", 1)) for name, node in nodes.items()}
+    if nodes:
+        origins = _import_origins(tree, {name for node in nodes.values() for name in _names_used(node)})
+        found[IMPORTS] = Definition(_hashed(origins), 1)
+    return found
+
+
+def _named(tree: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
+    owner, _, member = name.rpartition(".")
+    if member != "*":
+        node = _find(tree, name.split("."))
+        if node is not None:
+            yield name, node
+        return
+    found = _find(tree, owner.split("."))
+    if not isinstance(found, ast.ClassDef):
+        return
+    yield owner, ast.ClassDef(found.name, found.bases, found.keywords, [], found.decorator_list, lineno=found.lineno)
+    for node in reversed(list(_statements(found))):  # the last definition of a name counts
+        if _says_nothing(node):
+            continue
+        names = [target.id for target in getattr(node, "targets", [getattr(node, "target", None)]) if isinstance(target, ast.Name)]
+        for own in [node.name] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else names:
+            yield f"{owner}.{own}", node
+
+
+def _digest(node: ast.AST) -> str:
+    whole = node_fingerprint(node)
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return whole
+    return f"{whole}:{node_fingerprint(node.args)[:PARAMETER_CHARACTERS]}"
+
+
+def _names_used(node: ast.AST) -> Iterator[str]:
+    """Names in expressions and statements, annotations left out."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if name not in _SILENT_FIELDS:
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, ast.AST):
+                    yield from _names_used(item)
+
+
+def _import_origins(tree: ast.AST, used: set[str]) -> Iterator[str]:
+    """Where the names in `used` come from, as far as the module imports them at its top."""
+    origins = []
+    for node in _statements(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            origins += [
+                f"{alias.asname or alias.name} = {module}.{alias.name}" for alias in node.names if (alias.asname or alias.name) in used
+            ]
+        elif isinstance(node, ast.Import):
+            origins += [f"{alias.asname or alias.name} = {alias.name}" for alias in node.names if (alias.asname or alias.name) in used]
+    yield from sorted(origins)
+
+
 def node_fingerprint(node: ast.AST) -> str:
     """Fingerprint of a syntax tree."""
-    return hashlib.sha256("\n".join(_serialised(node)).encode()).hexdigest()[:DIGEST_CHARACTERS]
+    return _hashed(_serialised(node))
+
+
+def _hashed(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def _find(tree: ast.AST, names: list[str]) -> ast.AST | None:
@@ -84,7 +168,7 @@ def _serialised(node: ast.AST) -> Iterator[str]:
         yield name
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, ast.AST):
-                if not _is_bare_text(item):
+                if not _says_nothing(item):
                     yield from _without_texts(item) if silent_text else _serialised(item)
             else:
                 yield repr(item)
@@ -103,8 +187,10 @@ def _without_texts(node: ast.AST) -> Iterator[str]:
         yield from _serialised(node)
 
 
-def _is_bare_text(node: ast.AST) -> bool:
-    """A docstring, or any other string that stands as a statement."""
+def _says_nothing(node: ast.AST) -> bool:
+    """A docstring, any other string that stands as a statement, or an annotation alone."""
+    if isinstance(node, ast.AnnAssign) and node.value is None:
+        return True
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim import log
+from fi_shim.patches.after_creation import Audit
 from fi_shim.patches.asked import Asked, read_arguments
 from fi_shim.patches.definition import Patch
 from fi_shim.patches.unsafe_engines import unsafe_engine
@@ -17,7 +18,7 @@ from fi_shim.registry import UNSAFE_ENGINE, UnsafeEngineError
 from fi_shim.seams.groups import NoElectorateError, find_electorate
 from fi_shim.workspace.decline import WorkspaceDeclined
 from fi_shim.workspace.transaction import Creation, prepare, prepare_alone
-from fi_shim.workspace.vote import Record, Verdict
+from fi_shim.workspace.vote import Record, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fi_shim.settings import Settings
     from fi_shim.workspace.ballot.session import Session
     from fi_shim.workspace.ballot.transport import AllgatherTransport
+    from fi_shim.workspace.transaction import Preparation
 
 LEGACY: Final = "trtllm_create_ipc_workspace_for_all_reduce_fusion"
 KEPT_DECLINES: Final = 16
@@ -52,11 +54,13 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not switch.on or getattr(_building, "yes", False):
             return original(*args, **kwargs)
+        aside, audit = False, None
         with contextlib.suppress(Exception):  # a fault there is no reason to leave the peers without our vote
-            if _stands_aside(context.record):
-                return original(*args, **kwargs)
+            aside = _stands_aside(context.record)
+        if aside:
+            return original(*args, **kwargs)
         try:
-            declined = _decline_of(kind, original, args, kwargs, settings)
+            declined, audit = _vote_on(kind, original, args, kwargs, settings)
         except Exception as error:  # noqa: BLE001  # peers cannot know: building alone would hang
             declined = _bare_decline(kind, error)
         if declined is not None:
@@ -65,9 +69,21 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
             raise declined
         _building.yes = True
         try:
-            return original(*args, **kwargs)
+            built = original(*args, **kwargs)
+        except Exception as error:
+            if audit is not None:
+                with contextlib.suppress(Exception):
+                    audit.failed(error)
+            raise
         finally:
             _building.yes = False
+        verdict = None
+        if audit is not None:
+            with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
+                verdict = audit.after(built if kind == "legacy" else args[0])
+        if audit is not None and verdict is not None:
+            raise _declined(audit.what, verdict, audit.rank)
+        return built
 
     return guarded
 
@@ -81,32 +97,49 @@ def _stands_aside(record: PatchRecord) -> bool:
     return bool(reason)
 
 
-def _decline_of(
+def _vote_on(
     kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> WorkspaceDeclined | None:
-    """None to build, else what to raise."""
-    what, rank = f"{kind} workspace", None
+) -> tuple[WorkspaceDeclined | None, Audit | None]:
+    """What to raise, or None to build; and what to compare afterwards."""
+    what, rank, audit = f"{kind} workspace", None, None
     try:
         asked = read_arguments(kind, original, args, kwargs)
         what = asked.what
         electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
         rank = electorate.rank
-        verdict = _verdict(asked, electorate, settings)
+        prepared = _prepared(asked, electorate, settings)
+        verdict = prepared.verdict
     except NoElectorateError as error:
         with contextlib.suppress(Exception):
             _say_once("not_voted", f"{error}: FlashInfer builds without a vote")
-        return None
+        return None, None
     except Exception as error:  # noqa: BLE001  # peers hear nothing from us and give up: building alone would hang
         verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
     if verdict.outcome == "no":
-        return _declined(what, verdict, rank)
-    with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log
+        return _declined(what, verdict, rank), None
+    with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log or its audit
         if verdict.outcome == "abstain":
             _say_once("preflight_skipped", verdict.reason)
-    return None
+        elif prepared.plan is not None and settings.on_drift != "ignore":
+            audit = Audit(kind, what, electorate.rank, prepared.plan, _audit_vote(electorate, settings))
+    return None, audit
 
 
-def _verdict(asked: Asked, electorate: Electorate, settings: Settings) -> Verdict:
+def _audit_vote(electorate: Electorate, settings: Settings) -> Callable[[Record], Verdict] | None:
+    """In strict mode, which is then so on all ranks: how they come to one verdict on what was built."""
+    if settings.on_drift != "strict":
+        return None
+
+    def vote(record: Record) -> Verdict:
+        if electorate.size == 1:
+            return decide([record])
+        with _join(electorate, record, settings) as session:
+            return session.verdict
+
+    return vote
+
+
+def _prepared(asked: Asked, electorate: Electorate, settings: Settings) -> Preparation:
     creation = _creation(asked, electorate, settings)
     if electorate.size == 1:
         return prepare_alone(creation)
@@ -128,7 +161,7 @@ def _creation(asked: Asked, electorate: Electorate, settings: Settings) -> Creat
         problem=asked.problem,
         regime_of=functools.partial(_regime_name, asked),
         device_number=asked.device_number,
-        settings={} if "creation" in settings.disable else {"preflight": settings.preflight},
+        settings={} if "creation" in settings.disable else {"preflight": settings.preflight, "on_drift": settings.on_drift},
         abstains=off["creation"] or off["preflight"],
     )
 

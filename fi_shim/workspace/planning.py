@@ -31,7 +31,7 @@ def plan(
     """What one rank allocates for a workspace of `max_token_num` tokens of `hidden_dim` elements, in FlashInfer's order.
 
     Args:
-        flashinfer_version: a release such as "0.7.2"; None: the installed one.
+        flashinfer_version: a release such as "0.7.2"; None: the installed one, recognised by its code; if that is new, by a dry run.
         backend: "trtllm" or "mnnvl".
         world_size: ranks in the group.
         max_token_num: tokens.
@@ -56,10 +56,19 @@ def plan(
     )  # fmt: skip
     if not isinstance(confidential_computing, bool):
         raise ValueError(f"confidential_computing={confidential_computing!r} is not True or False")  # noqa: TRY004
-    release = find_release(installed_flashinfer() if flashinfer_version is None else flashinfer_version)
-    regime = load_regime(release.regime_name(shape.backend, confidential_computing=confidential_computing))
+    regime = _regime(flashinfer_version, shape.backend, confidential_computing=confidential_computing)
     granularities = _granularities(shape, regime, allocation_granularity, multicast_granularity, signal_pad_size)
     return regime.plan(shape, granularities)
+
+
+def _regime(version: str | None, backend: str, *, confidential_computing: bool) -> Regime:
+    """By the tables; the installed FlashInfer by its code, whatever its version says."""
+    if version is None:
+        from fi_shim.drift.knowledge import knowledge  # the nets are heavier than a table
+
+        known = knowledge(installed_flashinfer())
+        return known.regime(known.required_release().regime_name(backend, confidential_computing=confidential_computing))
+    return load_regime(find_release(version).regime_name(backend, confidential_computing=confidential_computing))
 
 
 def installed_flashinfer() -> str:

@@ -7,13 +7,11 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.compatibility import find_release
 from fi_shim.seams import devices
 from fi_shim.seams import driver as seam
 from fi_shim.workspace import handles
 from fi_shim.workspace.planning import device_granularities
 from fi_shim.workspace.probe import probe
-from fi_shim.workspace.sizes import load_regime
 from fi_shim.workspace.vote import Record, Verdict, decide
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
     from fi_shim.workspace.ballot.session import Session
     from fi_shim.workspace.request import WorkspaceShape
-    from fi_shim.workspace.sizes import Regime
+    from fi_shim.workspace.sizes import AllocationPlan, Regime
     from fi_shim.workspace.vote import Scalar
 
 SHARED_BY_HANDLE: Final = "cuMemCreate"
@@ -61,7 +59,15 @@ class _Ground:
         return bool(self.regime.table["allocator"] == SHARED_BY_HANDLE)
 
 
-def prepare(creation: Creation, join: Callable[[Record], Session]) -> Verdict:
+@dataclass(frozen=True)
+class Preparation:
+    """What came of the vote, and what this rank expects to be allocated; no plan where it did not get that far."""
+
+    verdict: Verdict
+    plan: AllocationPlan | None = None
+
+
+def prepare(creation: Creation, join: Callable[[Record], Session]) -> Preparation:
     """Both rounds of the vote. What a rank cannot find out makes it abstain; the vote itself is held all the same.
 
     Args:
@@ -69,25 +75,27 @@ def prepare(creation: Creation, join: Callable[[Record], Session]) -> Verdict:
         join: starts an attempt with this rank's facts and gives back the session, with the verdict on the facts.
 
     Returns:
-        The verdict that all ranks share.
+        The verdict that all ranks share, with this rank's plan.
     """
     record, ground = _facts(creation)
-    session = join(record)
+    session, plan = join(record), None
     verdict = session.verdict
     if verdict.outcome == "yes" and ground is not None:
-        verdict = session.round("probe", _probed(creation, record, ground, verdict.records))
+        record, plan = _probed(creation, record, ground, verdict.records)
+        verdict = session.round("probe", record)
     with contextlib.suppress(Exception):  # the verdict holds on all ranks, also if this one cannot say goodbye
         session.close()
-    return verdict
+    return Preparation(verdict, plan)
 
 
-def prepare_alone(creation: Creation) -> Verdict:
+def prepare_alone(creation: Creation) -> Preparation:
     """The same for a world of one rank, which needs no vote."""
     record, ground = _facts(creation)
     verdict = decide([record])
     if verdict.outcome != "yes" or ground is None:
-        return verdict
-    return decide([_probed(creation, record, ground, (record,))])
+        return Preparation(verdict)
+    record, plan = _probed(creation, record, ground, (record,))
+    return Preparation(decide([record]), plan)
 
 
 def _facts(creation: Creation) -> tuple[Record, _Ground | None]:
@@ -111,8 +119,11 @@ def _facts(creation: Creation) -> tuple[Record, _Ground | None]:
 
 
 def _look_around(creation: Creation) -> _Ground:
-    release = find_release(creation.flashinfer)
-    regime = load_regime(creation.regime_of(release))
+    from fi_shim.drift.knowledge import knowledge  # the nets are loaded where a workspace is built, not with the package
+
+    known = knowledge(creation.flashinfer)
+    release = known.required_release()
+    regime = known.regime(creation.regime_of(release))
     by_rank = release.rules["device"] == "rank"
     device = creation.device_number if by_rank and creation.device_number is not None else devices.current_device()
     return _Ground(regime, device, release.rules["handle_type"])
@@ -124,9 +135,9 @@ def _multicast_supported(device: int) -> bool:
     return bool(seam.checked(driver, "cuDeviceGetAttribute", attribute, device))
 
 
-def _probed(creation: Creation, record: Record, ground: _Ground, records: tuple[Record, ...]) -> Record:
-    """This rank's record of the probe round."""
-    record = replace(record, phase="probe", vote="abstain", reason="", facts={})
+def _probed(creation: Creation, record: Record, ground: _Ground, records: tuple[Record, ...]) -> tuple[Record, AllocationPlan | None]:
+    """This rank's record of the probe round, and its plan."""
+    record, plan = replace(record, phase="probe", vote="abstain", reason="", facts={}), None
     try:
         assert creation.shape is not None
         handle_type = None
@@ -134,11 +145,11 @@ def _probed(creation: Creation, record: Record, ground: _Ground, records: tuple[
             try:
                 handle_type = handles.agreed(ground.handle_rule, records)
             except ValueError as error:
-                return replace(record, vote="no", reason=str(error))
+                return replace(record, vote="no", reason=str(error)), None
         granularities = device_granularities(ground.regime, ground.device, creation.shape.world_size, handle_type)
         plan = ground.regime.plan(creation.shape, granularities)
         may_fall_back = ground.handle_rule == "group" and handle_type == "fabric" and len({r.host for r in records}) == 1
         finding = probe(plan, ground.device, handle_type, may_fall_back=may_fall_back)
-        return replace(record, vote=finding.vote, reason=finding.reason, bytes_needed=finding.needed, bytes_free=finding.free)
+        return replace(record, vote=finding.vote, reason=finding.reason, bytes_needed=finding.needed, bytes_free=finding.free), plan
     except Exception as error:  # noqa: BLE001  # a probe that cannot run is not "out of memory"
-        return replace(record, vote="abstain", reason=f"the probe could not run: {type(error).__name__}: {error}")
+        return replace(record, vote="abstain", reason=f"the probe could not run: {type(error).__name__}: {error}"), plan

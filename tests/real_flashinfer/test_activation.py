@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "drift"))
+import trees
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from conftest import Host
 
@@ -77,7 +82,7 @@ print(json.dumps([p["state"], p["reason"], p["targets"]]))
     assert host_with("0.7.4").code(code) == ["failed", "RuntimeError('ours')", []]
 
 
-def test_an_unknown_release_is_told_loudly(host_with: Callable[[str], Host]) -> None:
+def test_a_release_that_only_its_version_hides_is_recognised(host_with: Callable[[str], Host]) -> None:
     code = """
 import importlib.metadata as m
 m.version = lambda name, real=m.version: "9.9.9" if name == "flashinfer-python" else real(name)
@@ -87,9 +92,24 @@ import fi_shim, flashinfer.comm
 print(fi_shim.status()["drift"]["state"], fi_shim.status()["patches"]["validator"]["state"])
 """
     done = host_with("0.7.4").run("-c", code)
-    assert done.stdout.strip() == "unknown release applied"
-    assert "event=unknown_release" in done.stderr
-    assert "nearest known: 0.7.4" in done.stderr
+    assert done.stdout.strip() == "same code applied"
+    assert done.stderr.count("event=release_recognised") == 1
+    assert "as in 0.7.4" in done.stderr
+
+
+def test_changed_code_is_told_loudly(host_with: Callable[[str], Host], tmp_path: Path) -> None:
+    trees.edit(trees.copy("0.7.4", tmp_path), "comm/trtllm_ar.py", r"^BarrierFlagCount = 256", "BarrierFlagCount = 512")
+    code = f"""
+import fi_shim.drift.identity as identity, fi_shim.drift.knowledge as k, json, pathlib
+k.installed_root = lambda: pathlib.Path({str(tmp_path)!r})
+import flashinfer.comm, fi_shim
+print(json.dumps(fi_shim.status()["drift"]))
+"""
+    done = host_with("0.7.4").run("-c", code)
+    state = json.loads(done.stdout)
+    assert state["state"] == "changed code"
+    assert state["changes"] == ["flashinfer.comm.trtllm_ar.BarrierFlagCount changed (flashinfer/comm/trtllm_ar.py:380)"]
+    assert done.stderr.count("event=changed_code") == 1
 
 
 def test_tables_that_cannot_be_read_are_told_and_plans_fail_clearly(host_with: Callable[[str], Host], tmp_path: Path) -> None:
