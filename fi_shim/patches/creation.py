@@ -54,11 +54,9 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not switch.on or getattr(_building, "yes", False):
             return original(*args, **kwargs)
-        aside, audit = False, None
-        with contextlib.suppress(Exception):  # a fault there is no reason to leave the peers without our vote
-            aside = _stands_aside(context.record)
-        if aside:
+        if _stands_aside(context.record):
             return original(*args, **kwargs)
+        audit = None
         try:
             declined, audit = _vote_on(kind, original, args, kwargs, settings)
         except Exception as error:  # noqa: BLE001  # peers cannot know: building alone would hang
@@ -77,23 +75,29 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
             raise
         finally:
             _building.yes = False
-        verdict = None
-        if audit is not None:
-            with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
-                verdict = audit.after(built if kind == "legacy" else args[0])
-        if audit is not None and verdict is not None:
-            raise _declined(audit.what, verdict, audit.rank)
+        if audit is not None and (refused := _audited(audit, built if kind == "legacy" else args[0])) is not None:
+            raise refused
         return built
 
     return guarded
 
 
+def _audited(audit: Audit, workspace: Any) -> WorkspaceDeclined | None:
+    """Compare what was built with its plan; what to raise where all ranks gave it back."""
+    verdict = None
+    with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
+        verdict = audit.after(workspace)
+    return None if verdict is None else _declined(audit.what, verdict, audit.rank)
+
+
 def _stands_aside(record: PatchRecord) -> bool:
     """Whether an engine that was imported after FlashInfer could not stand a decline."""
-    reason = unsafe_engine()
-    if reason and record.state != UNSAFE_ENGINE:
-        record.state, record.reason = UNSAFE_ENGINE, reason
-        _say_once("patch_not_applied", reason)
+    reason = ""
+    with contextlib.suppress(Exception):  # a fault here is no reason to leave the peers without our vote
+        reason = unsafe_engine()
+        if reason and record.state != UNSAFE_ENGINE:
+            record.state, record.reason = UNSAFE_ENGINE, reason
+            _say_once("patch_not_applied", reason)
     return bool(reason)
 
 

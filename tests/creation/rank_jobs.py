@@ -65,6 +65,13 @@ def leave_group() -> None:
     dist.destroy_process_group()
 
 
+def delete_keys_of_torch() -> None:
+    """Let only the vote's keys stay in the store: gloo would connect to addresses of the group before."""
+    for key in groups["store"].list_keys():
+        if "fi_shim/" not in key:
+            groups["store"].delete_key(key)
+
+
 def connect() -> None:
     """Open the vote's own connections now: a host whose name service is slow takes seconds to accept one."""
     from fi_shim.workspace import store

@@ -199,16 +199,13 @@ def test_a_process_group_made_again_on_the_same_store(team: Callable[..., Team])
     for _ in range(3):
         all_declined(ranks.create(hidden_dim=65536), "rank 1")
         all_built(ranks.create())
-        ranks.all("leave_group")
-        ranks.begin()
-    ranks.results(ranks.start("leave_group"))
+        ranks.begin_again()
 
 
 def test_an_attempt_that_was_given_up_before_the_group_was_made_again(team: Callable[..., Team]) -> None:
     ranks = team(2, environ=SOON)
     all_declined(ranks.results(ranks.start("create", only=(0,))), "rank 1")
-    ranks.all("leave_group")
-    ranks.begin()
+    ranks.begin_again()
     all_built(ranks.create())
 
 
