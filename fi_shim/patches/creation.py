@@ -54,11 +54,9 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not switch.on or getattr(_building, "yes", False):
             return original(*args, **kwargs)
-        if _stands_aside(context.record):
-            return original(*args, **kwargs)
         audit = None
         try:
-            declined, audit = _vote_on(kind, original, args, kwargs, settings)
+            declined, audit = _vote_on(kind, original, args, kwargs, settings, context.record)
         except Exception as error:  # noqa: BLE001  # peers cannot know: building alone would hang
             declined = _bare_decline(kind, error)
         if declined is not None:
@@ -102,9 +100,11 @@ def _stands_aside(record: PatchRecord) -> bool:
 
 
 def _vote_on(
-    kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+    kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, record: PatchRecord
 ) -> tuple[WorkspaceDeclined | None, Audit | None]:
     """What to raise, or None to build; and what to compare afterwards."""
+    if _stands_aside(record):
+        return None, None
     what, rank, audit = f"{kind} workspace", None, None
     try:
         asked = read_arguments(kind, original, args, kwargs)

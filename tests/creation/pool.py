@@ -203,6 +203,12 @@ class Team:
         if self.hurried:
             self.all("connect")
 
+    def begin_again(self) -> None:
+        """Destroy the process group and make another one on the same store, where what the votes left behind still is."""
+        self.all("leave_group")
+        self.result(self.ranks[0].start("delete_keys_of_torch"))
+        self.begin()
+
     def start(
         self, call: str, *, only: tuple[int, ...] | None = None, each: dict[int, dict[str, Any]] | None = None, **keywords: Any
     ) -> list[Future[Any]]:

@@ -529,7 +529,7 @@ def afresh() -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fi_shim":
             for value in list(vars(module).values()):
-                if hasattr(value, "cache_clear"):
+                if isinstance(value, functools._lru_cache_wrapper):  # a class that functools does not name publicly
                     value.cache_clear()
 
 

@@ -145,13 +145,14 @@ class Session:
         self.close("done" if error is None else f"{type(error).__name__}: {error}")
 
     def _vote(self, steps: Steps[Verdict | None], record: Record, limit: float) -> Verdict:
+        before = self._voter.label
         try:
             verdict = self._transport.run(steps, limit, self._limits.grace, self._on_waiting)
         except SilentError as error:
             records = (record if rank == self._voter.rank else Record(rank=rank, vote="absent") for rank in range(self._voter.size))
             return Verdict("no", str(error), tuple(records))
         except Exception:  # a fault of ours, but perhaps after this rank had voted: the others act on what the store holds
-            raw = self._verdict_of_the_others(limit)
+            raw = self._verdict_of_the_others(limit) if self._voter.label != before else None  # else it had not begun to vote
             if raw is None:
                 raise
             return raw
