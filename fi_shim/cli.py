@@ -149,7 +149,9 @@ def verify(*, source: Path | None, json_output: bool) -> None:
     try:
         report = verification.verify(source or identity.installed_root())
     except identity.NoSourceError as error:
-        raise click.UsageError(str(error)) from None
+        if source is not None:
+            raise click.UsageError(str(error)) from None
+        raise SystemExit(_bad_news(str(error))) from None
     except (CompatibilityError, SyntaxError, UnicodeDecodeError) as error:
         raise SystemExit(_bad_news(str(error))) from None
     click.echo(json.dumps(verification.as_dict(report)) if json_output else verification.as_text(report))
