@@ -65,7 +65,7 @@ def test_a_late_rank_is_waited_for(team: Teams) -> None:
     answers = [future.result(SECONDS) for future in (*early, *late)]
 
     assert agreed(answers) == "yes"
-    assert answers[0]["waited"][-1][0] == [2]
+    assert [2] in [missing for missing, _ in answers[0]["waited"]]  # a starved peer may be named as well
     assert answers[2]["waited"] == []
 
 
