@@ -147,7 +147,6 @@ def test_a_patch_that_is_disabled_on_one_rank_abstains(team: Callable[..., Team]
     all_built(results)
     prompt(results)
     for rank in ranks.ranks:
-        assert "rank 1 (vm" not in rank.said() or "FI_SHIM_DISABLE names creation" in rank.said()
         assert rank.said().count("FI_SHIM_DISABLE names creation") == 1
     status = ranks.all("status")
     assert [one["patches"]["creation"]["state"] for one in status] == ["applied", "disabled"]
