@@ -7,6 +7,7 @@ so this finder is our own. It touches nothing but the modules that are watched.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from importlib.abc import Loader, MetaPathFinder
@@ -38,7 +39,8 @@ class _NotifyingLoader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._notify(module)
+        with contextlib.suppress(Exception):  # a fault of ours must not break the import
+            self._notify(module)
 
 
 class _WatchedSpec(ModuleSpec):
@@ -51,7 +53,8 @@ class _WatchedSpec(ModuleSpec):
             self.__class__ = ModuleSpec  # type: ignore[assignment]
             module = sys.modules.get(self.name)
             if notify is not None and module is not None and module.__spec__ is self:  # a failed import leaves no module
-                notify(module)
+                with contextlib.suppress(Exception):
+                    notify(module)
 
 
 class PostImportFinder(MetaPathFinder):

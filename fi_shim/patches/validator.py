@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from typing import TYPE_CHECKING, Any, Final
@@ -106,7 +107,8 @@ def _make_init(original: Callable[..., None], switch: Switch) -> Callable[..., N
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
         if switch.on:
-            remember_limits(self)
+            with contextlib.suppress(Exception):  # the workspace is built: whatever fails here, it stands
+                remember_limits(self)
 
     return __init__
 
