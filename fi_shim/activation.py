@@ -28,6 +28,7 @@ from fi_shim.registry import (
     UnknownCodeError,
     UnsafeEngineError,
 )
+from fi_shim.workspace.planning import installed_flashinfer
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -198,10 +199,7 @@ def flashinfer_version() -> str:
     version = getattr(sys.modules.get("flashinfer"), "__version__", None)
     if version:
         return str(version)
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as distribution_version
-
     try:
-        return distribution_version("flashinfer-python")
-    except PackageNotFoundError:
+        return installed_flashinfer()
+    except ValueError:
         return "unknown"

@@ -39,8 +39,7 @@ class _NotifyingLoader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        with contextlib.suppress(Exception):  # a fault of ours must not break the import
-            self._notify(module)
+        _call_back(self._notify, module)
 
 
 class _WatchedSpec(ModuleSpec):
@@ -53,15 +52,14 @@ class _WatchedSpec(ModuleSpec):
             self.__class__ = ModuleSpec  # type: ignore[assignment]
             module = sys.modules.get(self.name)
             if notify is not None and module is not None and module.__spec__ is self:  # a failed import leaves no module
-                with contextlib.suppress(Exception):
-                    notify(module)
+                _call_back(notify, module)
 
 
 class PostImportFinder(MetaPathFinder):
     """A finder that calls back after each import of the modules it watches.
 
-    A callback runs inside the import, with the module's import lock held, and must not raise: whoever builds the callback
-    catches (see `activation`).
+    A callback runs inside the import, with the module's import lock held. What it raises, and any fault of the finder, is dropped:
+    the import goes on as without us.
     """
 
     def __init__(self) -> None:
@@ -87,7 +85,7 @@ class PostImportFinder(MetaPathFinder):
             # It ended in another thread between our look and our change: nobody will call back.
             del spec.__dict__["_fi_shim_notify"]
             spec.__class__ = ModuleSpec
-        callback(module)
+        _call_back(callback, module)
 
     def forget(self) -> None:
         """Watch nothing any more and leave `sys.meta_path`."""
@@ -98,16 +96,21 @@ class PostImportFinder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Let the other finders find a watched module, and lend its loader our callback. Anything else is not ours."""
         callback = self._callbacks.get(fullname)
-        if callback is None or fullname in self._names_being_searched():
+        if callback is None:
             return None
-        self._names_being_searched().add(fullname)
-        try:
-            spec = _first_spec(self, fullname, path, target)
-        finally:
-            self._names_being_searched().discard(fullname)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _NotifyingLoader(spec.loader, callback)
-        return spec
+        with contextlib.suppress(Exception):  # what another finder raised, it raises again when importlib asks it
+            being_searched = self._names_being_searched()
+            if fullname in being_searched:
+                return None
+            being_searched.add(fullname)
+            try:
+                spec = _first_spec(self, fullname, path, target)
+            finally:
+                being_searched.discard(fullname)
+            if spec is not None and hasattr(spec.loader, "exec_module"):
+                spec.loader = _NotifyingLoader(spec.loader, callback)
+            return spec
+        return None
 
     def _names_being_searched(self) -> set[str]:
         """Per thread: a search in one thread must not make another thread's import miss its callback."""
@@ -115,6 +118,11 @@ class PostImportFinder(MetaPathFinder):
         if names is None:
             names = self._searching.names = set()
         return names
+
+
+def _call_back(callback: Callback, module: ModuleType) -> None:
+    with contextlib.suppress(Exception):
+        callback(module)
 
 
 def _first_spec(own: PostImportFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:

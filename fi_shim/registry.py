@@ -1,4 +1,4 @@
-"""What is patched: one record a patch, one point a replaced attribute. The only global state of the shim."""
+"""What is patched: one record a patch, one point a replaced attribute."""
 
 from __future__ import annotations
 

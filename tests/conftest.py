@@ -13,6 +13,7 @@ import fetch_flashinfer
 import pytest
 import releases
 
+from fi_shim import cli
 from fi_shim.compatibility import known_releases
 
 if TYPE_CHECKING:
@@ -80,3 +81,16 @@ def host(request: pytest.FixtureRequest) -> Host:
 @pytest.fixture
 def host_with() -> Callable[[str | None], Host]:
     return Host
+
+
+@pytest.fixture
+def fi_shim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: arguments -> exit code, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["fi-shim", *arguments])
+        code = cli.run()
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run

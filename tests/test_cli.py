@@ -5,21 +5,9 @@ from typing import Any
 
 import pytest
 
-from fi_shim import cli
 from fi_shim.compatibility import known_releases
 
 SHAPE = ["--world-size", "8", "--max-token-num", "2048", "--hidden-dim", "12288", "--dtype", "bfloat16"]
-
-
-@pytest.fixture
-def fi_shim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["fi-shim", *arguments])
-        code = cli.run()
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return run
 
 
 def test_plan_as_table_and_as_json(fi_shim: Any) -> None:

@@ -71,13 +71,13 @@ class _Memory:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.at_a_glance: dict[str, Knowledge] = {}
+        self.recognised: dict[str, tuple[Knowledge, Identity | None]] = {}
         self.thorough: dict[str, Knowledge] = {}
 
     def forget(self) -> None:
         """As in a fresh process."""
         with self.lock:
-            self.at_a_glance.clear()
+            self.recognised.clear()
             self.thorough.clear()
 
 
@@ -89,9 +89,7 @@ def at_a_glance(version: str) -> Knowledge:
     with MEMORY.lock:
         if version in MEMORY.thorough:
             return MEMORY.thorough[version]
-        if version not in MEMORY.at_a_glance:
-            MEMORY.at_a_glance[version] = _recognised(version)[0]
-        return MEMORY.at_a_glance[version]
+        return _recognised_once(version)[0]
 
 
 def knowledge(version: str) -> Knowledge:
@@ -101,13 +99,20 @@ def knowledge(version: str) -> Knowledge:
     """
     with MEMORY.lock:
         if version not in MEMORY.thorough:
-            known, identity = _recognised(version)
+            known, identity = _recognised_once(version)
             if identity is not None and known.state == NOT_RUN:
                 known = _by_dry_run(identity)
             MEMORY.thorough[version] = known
             if known.state != KNOWN:
                 _tell(version, known)
         return MEMORY.thorough[version]
+
+
+def _recognised_once(version: str) -> tuple[Knowledge, Identity | None]:
+    """With MEMORY's lock held."""
+    if version not in MEMORY.recognised:
+        MEMORY.recognised[version] = _recognised(version)
+    return MEMORY.recognised[version]
 
 
 def _recognised(version: str) -> tuple[Knowledge, Identity | None]:

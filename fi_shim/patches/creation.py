@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fi_shim.workspace.ballot.session import Session
     from fi_shim.workspace.ballot.transport import AllgatherTransport
     from fi_shim.workspace.transaction import Preparation
+    from fi_shim.workspace.vote import Scalar
 
 LEGACY: Final = "trtllm_create_ipc_workspace_for_all_reduce_fusion"
 KEPT_DECLINES: Final = 16
@@ -73,7 +74,11 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
             raise
         finally:
             _building.yes = False
-        if audit is not None and (refused := _audited(audit, built if kind == "legacy" else args[0])) is not None:
+        refused = None
+        if audit is not None:
+            with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
+                refused = _audited(audit, built if kind == "legacy" else args[0])
+        if refused is not None:
             raise refused
         return built
 
@@ -82,10 +87,13 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
 
 def _audited(audit: Audit, workspace: Any) -> WorkspaceDeclined | None:
     """Compare what was built with its plan; what to raise where all ranks gave it back."""
-    verdict = None
-    with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
-        verdict = audit.after(workspace)
-    return None if verdict is None else _declined(audit.what, verdict, audit.rank)
+    verdict = audit.after(workspace)
+    if verdict is None:
+        return None
+    try:
+        return _declined(audit.what, verdict, audit.rank)
+    except Exception as error:  # noqa: BLE001  # it has been given back: no reason to hand it out after all
+        return _bare_decline(audit.kind, error)
 
 
 def _stands_aside(record: PatchRecord) -> bool:
@@ -153,10 +161,10 @@ def _prepared(asked: Asked, electorate: Electorate, settings: Settings) -> Prepa
 def _creation(asked: Asked, electorate: Electorate, settings: Settings) -> Creation:
     from fi_shim.activation import flashinfer_version
 
-    off = {
-        "creation": "FI_SHIM_DISABLE names creation on this rank" if "creation" in settings.disable else "",
-        "preflight": "FI_SHIM_PREFLIGHT=off" if settings.preflight == "off" else "",
-    }
+    agreed: dict[str, Scalar] = {"preflight": settings.preflight, "on_drift": settings.on_drift}
+    abstains = "FI_SHIM_PREFLIGHT=off" if settings.preflight == "off" else ""
+    if "creation" in settings.disable:
+        agreed, abstains = {}, "FI_SHIM_DISABLE names creation on this rank"
     return Creation(
         rank=electorate.rank,
         flashinfer=flashinfer_version(),
@@ -165,8 +173,8 @@ def _creation(asked: Asked, electorate: Electorate, settings: Settings) -> Creat
         problem=asked.problem,
         regime_of=functools.partial(_regime_name, asked),
         device_number=asked.device_number,
-        settings={} if "creation" in settings.disable else {"preflight": settings.preflight, "on_drift": settings.on_drift},
-        abstains=off["creation"] or off["preflight"],
+        settings=agreed,
+        abstains=abstains,
     )
 
 
@@ -237,7 +245,7 @@ def _declined(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDecline
     return error
 
 
-def _bare_decline(kind: Kind, error: Exception) -> WorkspaceDeclined:
+def _bare_decline(kind: str, error: Exception) -> WorkspaceDeclined:
     """A decline that needs nothing of ours to work."""
     text = f"fi_shim: declined the FlashInfer {kind} workspace: fi_shim failed on this rank: {type(error).__name__}: {error}"
     declined = WorkspaceDeclined.__new__(WorkspaceDeclined, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fi_shim.compatibility import find_release
@@ -99,22 +100,30 @@ def _granularities(
 
 def _of_current_device(shape: WorkspaceShape, regime: Regime) -> Granularities:
     """The current device's answers; where a driver does not give one, the default."""
+    default = Granularities()
     try:
         device = int(seam.checked(seam.bindings(), "cuCtxGetDevice"))
-        return device_granularities(regime, device, shape.world_size, "posix")
+        answers = device_granularities(regime, device, shape.world_size, "posix")
     except (ImportError, AttributeError, seam.DriverError):
-        return Granularities()
+        return default
+    return replace(answers, multicast=lambda size: _multicast_or(default, answers, size))
+
+
+def _multicast_or(default: Granularities, answers: Granularities, size: int) -> int:
+    """A device without multicast has no granularity of it: what another would have."""
+    try:
+        return answers.multicast_for(size)
+    except (AttributeError, seam.DriverError):
+        return default.multicast_for(size)
 
 
 def device_granularities(regime: Regime, device: int, world_size: int, handle_type: str | None) -> Granularities:
     """What `device` says, in bytes; of multicast only where the regime touches it. DriverError where the driver does not answer."""
-    driver, default = seam.bindings(), Granularities()
+    driver = seam.bindings()
     kind = seam.handle_type(driver, handle_type or "posix")
     allocation = seam.allocation_granularity(driver, seam.allocation_properties(driver, device, kind))
-    multicast = default.multicast
-    if regime.multicast != "none":
-        # Asked for each size, as FlashInfer does: on an H200 the recommendation depends on it.
-        def multicast(size: int) -> int:
-            return seam.multicast_granularity(driver, world_size, size, kind)
-
-    return Granularities(allocation, multicast, seam.torch_signal_pad_size() or default.signal_pad)
+    answers = Granularities(allocation, signal_pad=seam.torch_signal_pad_size() or Granularities.signal_pad)
+    if regime.multicast == "none":
+        return answers
+    # Asked for each size, as FlashInfer does: on an H200 the recommendation depends on it.
+    return replace(answers, multicast=lambda size: seam.multicast_granularity(driver, world_size, size, kind))

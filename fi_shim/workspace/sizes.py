@@ -29,6 +29,10 @@ class Granularities:
     """Bytes, or a function from an allocation's bytes to them: a driver's recommendation depends on the size."""
     signal_pad: int = 2048
 
+    def multicast_for(self, size: int) -> int:
+        """Multicast granularity in bytes for an allocation of `size` bytes."""
+        return self.multicast(size) if callable(self.multicast) else self.multicast
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -138,7 +142,7 @@ def _variables(shape: WorkspaceShape, granularities: Granularities) -> dict[str,
         "use_fp32_lamport": is_float32,
         "buffer_size_in_bytes": shape.buffer_size_in_bytes or 0,
         "allocation_granularity": granularities.allocation,
-        "multicast_granularity": granularities.multicast,
+        "multicast_granularity": granularities.multicast_for,
         "signal_pad_size": granularities.signal_pad,
     }
 

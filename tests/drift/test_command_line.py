@@ -12,21 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import trees
 
-from fi_shim import cli
 from fi_shim.compatibility import folders, load_release
 
 pytestmark = pytest.mark.flashinfer
-
-
-@pytest.fixture
-def fi_shim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["fi-shim", *arguments])
-        code = cli.run()
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return run
 
 
 @pytest.fixture

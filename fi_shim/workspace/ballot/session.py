@@ -161,14 +161,11 @@ class Session:
 
     def _verdict_of_the_others(self, limit: float) -> Verdict | None:
         """The bare outcome in the store, by as little of our code as can be; None if there is none within the limit."""
-        key, ends = f"{self._voter.attempt}/{self._voter.label}/verdict", time.monotonic() + limit
-        while self._voter.attempt and time.monotonic() < ends:
-            found = self._transport.run(_single(Read((key,))), self._limits.doubt, self._limits.grace)
-            if found:
-                stored = json.loads(found[key])["verdict"]
-                return Verdict(stored["outcome"], f"{stored['reason']} (a fault of fi_shim on this rank kept it from reading more)")
-            time.sleep(self._limits.poll_last)
-        return None
+        written = self._transport.read_aside(f"{self._voter.attempt}/{self._voter.label}/verdict", limit)
+        if written is None:
+            return None
+        stored = json.loads(written)["verdict"]
+        return Verdict(stored["outcome"], f"{stored['reason']} (a fault of fi_shim on this rank kept it from reading more)")
 
     def _sign(self, name: str, over: threading.Event) -> None:
         ends, last = time.monotonic() + self._limits.work, None

@@ -49,6 +49,10 @@ class Transport:
         """Do one operation, in the worker's thread. Raises SilentError if that will not be possible any more."""
         raise NotImplementedError
 
+    def read_aside(self, key: str, limit: float) -> bytes | None:  # noqa: ARG002
+        """Wait up to `limit` seconds for a key, past the worker and its tasks, which may be what failed; None if it does not come."""
+        return None
+
     def run(self, steps: Steps[T], limit: float, grace: float, on_waiting: Callable[[tuple[int, ...], float], object] | None = None) -> T:
         """Return what the steps return. Raises SilentError after `limit` seconds, or what the steps promise, and `grace` without an answer."""
         task = self.worker.start(steps, limit, on_waiting)
