@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib.util
 import json
 import os
 import queue
@@ -23,8 +24,21 @@ from typing import Any, Final
 assert os.environ["FI_SHIM"] == "0"  # nothing is patched before the fork
 
 import fi_shim  # noqa: E402
-from fi_shim.testing import import_aids, simulation  # noqa: E402
+from fi_shim import importing  # noqa: E402
+from fi_shim.testing import import_aids, installation, simulation  # noqa: E402
 
+
+def _give_simulation_a_finder_of_its_own() -> None:
+    """A test may break fi_shim's finder; the devices must go on being there."""
+    spec = importlib.util.spec_from_file_location("importing_of_the_simulation", importing.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    installation.PostImportFinder = copy.PostImportFinder  # type: ignore[misc]
+
+
+_give_simulation_a_finder_of_its_own()
 import_aids.install()
 
 import flashinfer.comm  # noqa: E402, F401
