@@ -26,6 +26,7 @@ PROGRAM_TIME_LIMIT_S = 300
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--releases", help="'all', or FlashInfer releases separated by commas; default: those of `make test`")
     parser.addoption("--thorough", action="store_true", help="2,000 examples a regime, as in `make matrix`")
+    parser.addoption("--record-calls", action="store_true", help="write down what calls builds make, instead of comparing")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
