@@ -14,6 +14,7 @@ from fi_shim.compatibility import CompatibilityError
 from fi_shim.importing import PostImportFinder
 from fi_shim.patches import PATCHES
 from fi_shim.patches.definition import Context
+from fi_shim.patches.outside_graphs import DYNAMO, dynamo_is_imported
 from fi_shim.registry import (
     APPLIED,
     DISABLED,
@@ -90,6 +91,7 @@ def _activate(settings: Settings) -> None:
         record.waiting_for = set(patch.modules)
         if patch.name in settings.disable:
             record.state, record.reason = DISABLED, "FI_SHIM_DISABLE names it"
+    _ACTIVATION.finder.watch(DYNAMO, dynamo_is_imported)
     for module_name in dict.fromkeys(name for patch in PATCHES for name in patch.modules):
         patches = tuple(patch for patch in PATCHES if module_name in patch.modules)
         _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, module_name, patches))

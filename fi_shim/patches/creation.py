@@ -13,6 +13,7 @@ from fi_shim import log
 from fi_shim.patches.after_creation import Audit
 from fi_shim.patches.asked import Asked, read_arguments
 from fi_shim.patches.definition import Patch
+from fi_shim.patches.outside_graphs import outside_graphs
 from fi_shim.patches.unsafe_engines import unsafe_engine
 from fi_shim.registry import UNSAFE_ENGINE, UnsafeEngineError
 from fi_shim.seams.groups import NoElectorateError, find_electorate
@@ -82,7 +83,7 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
             raise refused
         return built
 
-    return guarded
+    return outside_graphs(guarded)
 
 
 def _audited(audit: Audit, workspace: Any) -> WorkspaceDeclined | None:
