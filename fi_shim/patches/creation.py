@@ -17,6 +17,7 @@ from fi_shim.patches.outside_graphs import outside_graphs
 from fi_shim.patches.unsafe_engines import unsafe_engine
 from fi_shim.registry import UNSAFE_ENGINE, UnsafeEngineError
 from fi_shim.seams.groups import NoElectorateError, find_electorate
+from fi_shim.state.counts import COUNTS
 from fi_shim.workspace.decline import WorkspaceDeclined
 from fi_shim.workspace.transaction import Creation, prepare, prepare_alone
 from fi_shim.workspace.vote import Record, Verdict, decide
@@ -120,7 +121,7 @@ def _vote_on(
         what = asked.what
         electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
         rank = electorate.rank
-        prepared = _prepared(asked, electorate, settings)
+        prepared = COUNTS.timed(_prepared, asked, electorate, settings)
         verdict = prepared.verdict
     except NoElectorateError as error:
         with contextlib.suppress(Exception):
@@ -132,6 +133,7 @@ def _vote_on(
         return _declined(what, verdict, rank), None
     with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log or its audit
         if verdict.outcome == "abstain":
+            COUNTS.abstained()
             _say_once("preflight_skipped", verdict.reason)
         elif prepared.plan is not None and settings.on_drift != "ignore":
             audit = Audit(kind, what, electorate.rank, prepared.plan, _audit_vote(electorate, settings))
@@ -240,6 +242,7 @@ def _declined(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDecline
     records = [{"rank": r.rank, "host": r.host, "vote": r.vote, "reason": r.reason} for r in verdict.records]
     DECLINES.append({"what": what, "reason": verdict.reason, "missing": list(verdict.missing), "records": records})
     del DECLINES[:-KEPT_DECLINES]
+    COUNTS.declined(verdict)
     present = [r.rank for r in verdict.records if r.vote != "absent"]
     speaks = rank is None or not present or rank == present[0]
     log.event("error" if speaks else "debug", "declined", what=what, reason=verdict.reason)
@@ -252,6 +255,7 @@ def _bare_decline(kind: str, error: Exception) -> WorkspaceDeclined:
     declined = WorkspaceDeclined.__new__(WorkspaceDeclined, text)
     declined.verdict, declined.what = Verdict.__new__(Verdict), f"{kind} workspace"
     vars(declined.verdict).update(outcome="no", reason=text, records=(), missing=())
+    COUNTS.declined(None)
     return declined
 
 

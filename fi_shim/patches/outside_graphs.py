@@ -29,6 +29,8 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     def outside(*args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
+    outside.__wrapped__ = getattr(function, "__wrapped__", function)  # one layer, as the registry sees it
+
     def hide() -> None:
         nonlocal target
         from torch.compiler import disable

@@ -122,6 +122,7 @@ def asking(build: Callable[[int], Any], *, fullgraph: bool) -> dict[str, Any]:
 
 def main() -> None:
     torch.cuda.set_device(0)
+    torch.accelerator.is_available = lambda: False  # a torch with CUDA would ask the real runtime for its stream
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{Path(folder, 'store')}", rank=0, world_size=1)
         import flashinfer.comm  # noqa: F401
