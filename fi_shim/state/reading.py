@@ -21,7 +21,7 @@ UNREADABLE: Final = "unreadable"
 
 STALE_AFTER_S: Final = 60.0  # six signs of life that did not come
 FORGOTTEN_AFTER_S: Final = 3600.0
-"""A process that ended is shown for so long; then whoever looks removes its file."""
+"""A process that ended is shown for so long; then whoever looks removes its file. One that never patched anything: STALE_AFTER_S."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def _is_state(content: Any) -> bool:
 
 
 def _forget(file: StateFile) -> bool:
-    if file.state not in {DEAD, STALE} or file.age < FORGOTTEN_AFTER_S:
+    patched = file.state in {DEAD, STALE} and any(file.applied([name]) for name in file.content["patches"])
+    if file.state not in {DEAD, STALE} or file.age < (FORGOTTEN_AFTER_S if patched else STALE_AFTER_S):
         return False
     with contextlib.suppress(OSError):  # a sidecar may only read
         file.path.unlink()

@@ -116,18 +116,20 @@ def test_a_fork_that_runs_another_program_is_dead(folder: Path, write: Write) ->
 def test_processes_of_elsewhere_go_by_age(folder: Path, write: Write, fi_shim: Any) -> None:
     elsewhere = {"host": "node8", "pid": 7, "boot": "another"}
     write(process=elsewhere, age=STALE_AFTER_S - 30)
-    write(process={"host": "container", "pid": 8, "pid_namespace": "pid:[1]"}, age=STALE_AFTER_S + 30)
+    patched = {"creation": {"state": "applied"}}
+    write(process={"host": "container", "pid": 8, "pid_namespace": "pid:[1]"}, patches=patched, age=STALE_AFTER_S + 30)
     assert sorted(states(folder)) == ["live", "stale"]
     assert fi_shim("status", "--expect", "1")[0] == 0
     assert fi_shim("status", "--expect", "2")[0] == 1
 
 
 def test_what_ended_long_ago_is_removed_and_what_runs_is_not(folder: Path, write: Write) -> None:
-    old = FORGOTTEN_AFTER_S + 60
+    old, patched = FORGOTTEN_AFTER_S + 60, {"creation": {"state": "applied"}}
     write(age=old)
-    write(process={"pid": 1 << 22, "start_time": 5}, age=60)  # no such pid
-    write(process={"pid": (1 << 22) + 1, "start_time": 5}, age=old)
-    write(process={"host": "node8", "boot": "another"}, age=old)
+    write(process={"pid": 1 << 22, "start_time": 5}, patches=patched, age=STALE_AFTER_S + 60)  # no such pid
+    write(process={"pid": (1 << 22) + 1, "start_time": 5}, patches=patched, age=old)
+    write(process={"pid": (1 << 22) + 2, "start_time": 5}, age=STALE_AFTER_S + 60)  # one of many short-lived helpers
+    write(process={"host": "node8", "boot": "another"}, patches=patched, age=old)
     (folder / "notes.json").write_text("{}")
     assert sorted(states(folder)) == ["dead", "live", "unreadable"]
     assert len(list(folder.glob("*.json"))) == 3
@@ -174,7 +176,7 @@ def test_prometheus_reads_it(fi_shim: Any, write: Write) -> None:
         drift={"state": "known release"},
     )
     write(process={"host": odd, "pid": 7, "boot": "another"})
-    write(process={"pid": 1 << 22, "start_time": 5})  # dead: not told
+    write(process={"pid": 1 << 22, "start_time": 5})  # dead
     code, out, _ = fi_shim("status", "--prometheus")
     assert code == 0
     families = {family.name: family for family in text_string_to_metric_families(out)}
@@ -200,4 +202,5 @@ def test_prometheus_reads_it(fi_shim: Any, write: Write) -> None:
     assert value("fi_shim_vote_seconds_bucket", le="+Inf") == value("fi_shim_vote_seconds_count") == 3
     assert value("fi_shim_vote_seconds_sum") == 1.5
     assert {s.labels["host"] for s in families["fi_shim_active"].samples} == {own["host"], odd}
+    assert len(families["fi_shim_active"].samples) == 2  # the dead one is not told
     assert "newer version" not in out
