@@ -39,10 +39,10 @@ class Counts:
         self._votes, self._vote_seconds = 0, 0.0
         self._rejections_before = _rejections()
 
-    def declined(self, verdict: Verdict | None) -> None:
-        """One request that all ranks declined; None: by a fault that left no verdict."""
+    def declined(self, verdict: Verdict | None, *, voted: bool = True) -> None:
+        """One request that all ranks declined; arguments as `reason_of`'s."""
         with contextlib.suppress(Exception):
-            reason = reason_of(verdict)
+            reason = reason_of(verdict, voted=voted)
             with self._lock:
                 self._declines[reason] += 1
             self.publish()

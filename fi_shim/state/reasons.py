@@ -11,25 +11,35 @@ if TYPE_CHECKING:
 
 REASONS: Final = ("memory", "driver", "missing_rank", "difference", "drift", "remembered", "capturing", "failed", "other")
 _OUT_OF_MEMORY: Final = ("not enough free memory", "out_of_memory")
-_BY_WORDS: Final = {"captur": "capturing", "allocated otherwise than planned": "drift", "failed": "failed"}
+_BY_WORDS: Final = {
+    "declined before": "remembered",
+    "captur": "capturing",
+    "allocated otherwise than planned": "drift",
+    "failed": "failed",
+}
 """What a reason contains -> its word, the first that fits."""
 
 
-def reason_of(verdict: Verdict | None) -> str:
-    """One of REASONS. None stands for a fault of the shim that left no verdict."""
+def reason_of(verdict: Verdict | None, *, voted: bool = True) -> str:
+    """One of REASONS.
+
+    Args:
+        verdict: None stands for a fault of the shim that left no verdict.
+        voted: False where this request was not voted on; records of several ranks are then those of an earlier one.
+    """
     if verdict is None:
         return "failed"
-    text = verdict.reason.lower()
-    if "remembered" in text:
-        return "remembered"
-    if verdict.missing:
-        return "missing_rank"
-    if differences([record for record in verdict.records if record.vote != "absent"]):
-        return "difference"
-    refused = [record for record in verdict.records if record.vote == "no" and record.bytes_needed is not None]  # by a probe that ran
-    if refused:
-        return "memory" if any(map(_out_of_memory, refused)) else "driver"
-    return next((word for words, word in _BY_WORDS.items() if words in text), "other")
+    against = [record for record in verdict.records if record.vote == "no"]
+    facts = {
+        "remembered": not voted and len(verdict.records) > 1,
+        "missing_rank": bool(verdict.missing),
+        "difference": bool(differences([record for record in verdict.records if record.vote != "absent"])),
+        "memory": any(map(_out_of_memory, against)),
+        "driver": any(record.phase == "probe" and record.bytes_needed is not None for record in against),
+    }
+    words = next((word for words, word in _BY_WORDS.items() if words in verdict.reason.lower()), "")
+    built = any(record.phase == "commit" for record in against)
+    return next((word for word, holds in facts.items() if holds), words or ("failed" if built else "other"))
 
 
 def _out_of_memory(record: Record) -> bool:
