@@ -183,14 +183,15 @@ def test_the_command_line_is_no_engine(host: Any, folder: Path, tmp_path: Path, 
 @pytest.mark.flashinfer
 def test_ranks_tell_what_became_of_their_workspaces(host_with: Any, folder: Path) -> None:
     program = str(Path(__file__).parents[1] / "real_flashinfer" / "programs" / "ranks.py")
-    requests = [["trtllm", 2048, 4096, "bfloat16"], ["trtllm", 16, 4096, "bfloat16"]]
+    too_large = ["trtllm", 2048, 4096, "bfloat16"]
+    requests = [too_large, too_large, ["trtllm", 16, 4096, "bfloat16"]]
     devices = {"FI_SHIM_SIMULATE": "2x8GiB;1=100MiB", "FI_SHIM_STATE_DIR": str(folder)}
     host_with("0.7.4").run(program, "2", json.dumps(requests), **devices)
     files = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     ranks = {file["process"]["rank"]: file for file in files}
     assert sorted(ranks) == ["", "0", "1"]  # the first process forked the ranks
     for rank in ("0", "1"):
-        assert ranks[rank]["counts"]["declines"] == {**dict.fromkeys(ranks[""]["counts"]["declines"], 0), "memory": 1}
+        assert ranks[rank]["counts"]["declines"] == {**dict.fromkeys(ranks[""]["counts"]["declines"], 0), "memory": 1, "remembered": 1}
         assert ranks[rank]["counts"]["votes"]["count"] == 2
         assert ranks[rank]["patches"]["creation"]["state"] == "applied"
         assert ranks[rank]["process"]["heartbeat"] is True
