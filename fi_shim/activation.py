@@ -14,6 +14,7 @@ from fi_shim.compatibility import CompatibilityError
 from fi_shim.importing import PostImportFinder
 from fi_shim.patches import PATCHES
 from fi_shim.patches.definition import Context
+from fi_shim.patches.outside_graphs import DYNAMO, dynamo_is_imported
 from fi_shim.registry import (
     APPLIED,
     DISABLED,
@@ -28,6 +29,7 @@ from fi_shim.registry import (
     UnknownCodeError,
     UnsafeEngineError,
 )
+from fi_shim.state.counts import COUNTS
 from fi_shim.workspace.planning import installed_flashinfer
 
 if TYPE_CHECKING:
@@ -90,9 +92,14 @@ def _activate(settings: Settings) -> None:
         record.waiting_for = set(patch.modules)
         if patch.name in settings.disable:
             record.state, record.reason = DISABLED, "FI_SHIM_DISABLE names it"
+    _ACTIVATION.finder.watch(DYNAMO, dynamo_is_imported)
     for module_name in dict.fromkeys(name for patch in PATCHES for name in patch.modules):
         patches = tuple(patch for patch in PATCHES if module_name in patch.modules)
         _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, module_name, patches))
+    if settings.state_dir is not None:
+        from fi_shim.state.writing import STATE_FILE
+
+        STATE_FILE.open(settings.state_dir)
 
 
 def _retire_earlier_copies() -> None:
@@ -114,11 +121,15 @@ def deactivate() -> None:
         _ACTIVATION.finder.forget()
         if _ACTIVATION.settings is None:
             return
-        _ACTIVATION.settings = None
+        watched, _ACTIVATION.settings = _ACTIVATION.settings.state_dir is not None, None
         for record in reversed(REGISTRY.records.values()):  # what was put on top goes first
             record.restore()
             if record.points:
                 log.event("warning", "not_restored", patch=record.name, reason=record.reason)
+        if watched:
+            from fi_shim.state.writing import STATE_FILE
+
+            STATE_FILE.close()
         log.event("info", "inactive")
         log.release()
 
@@ -136,6 +147,7 @@ def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType)
             for patch in patches:
                 _apply(patch, module_name, module, settings)
             _announce()
+        COUNTS.publish()
     except Exception as error:  # noqa: BLE001
         with contextlib.suppress(Exception):
             log.event("warning", "patching_failed", module=module_name, error=repr(error))

@@ -16,6 +16,7 @@ from tabulate import tabulate
 import fi_shim
 from fi_shim import doctor as doctor_report
 from fi_shim.compatibility import CompatibilityError, folders, known_releases
+from fi_shim.state.command import status
 from fi_shim.workspace.planning import installed_flashinfer
 from fi_shim.workspace.planning import plan as make_plan
 
@@ -129,6 +130,9 @@ def doctor(*, json_output: bool) -> None:
     report = doctor_report.examine()
     click.echo(json.dumps(report, default=str) if json_output else doctor_report.as_text(report))
     sys.exit(1 if report["problems"] else 0)
+
+
+cli.add_command(status)
 
 
 _source = click.option(

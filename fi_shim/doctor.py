@@ -6,12 +6,14 @@ import importlib
 import importlib.util
 import platform
 import sys
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from fi_shim import activation, registry
 from fi_shim.compatibility import CompatibilityError
 from fi_shim.drift import knowledge
+from fi_shim.installed_engines import Engine, installed_engines
 from fi_shim.report import status
 
 COMPANIONS: Final = (
@@ -39,12 +41,15 @@ def examine() -> dict[str, Any]:
         flashinfer_problem = _import_problem("flashinfer.comm")
     drift_problem = _drift_problem()
     state = status()
+    engines = installed_engines(state["flashinfer"])
+    told = [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem]
     return {
         "python": platform.python_version(),
         "packages": packages,
         "device": {"problem": torch_problem} if torch_problem else _device_facts(),
         **state,
-        "problems": [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem] + _problems(state),
+        "engines": [asdict(engine) for engine in engines],
+        "problems": told + _problems(state) + _unsafe(engines),
     }
 
 
@@ -104,6 +109,10 @@ def _problems(state: dict[str, Any]) -> list[str]:
     return problems
 
 
+def _unsafe(engines: list[Engine]) -> list[str]:
+    return [f"{engine.name} {engine.version}: {what}" for engine in engines for what in engine.unsafe]
+
+
 def as_text(report: dict[str, Any]) -> str:
     """The report for people."""
     from tabulate import tabulate
@@ -120,10 +129,24 @@ def as_text(report: dict[str, Any]) -> str:
         tabulate(versions, tablefmt="plain"),
         f"FlashInfer  {flashinfer}\nregime      {regime}\ndrift       {_drift(report)}\ndevice      {device}",
         tabulate(patches, headers=("patch", "state", "reason"), tablefmt="simple") if patches else "no patches: " + _why_off(report),
+        _engines(report["engines"]),
         tabulate(settings, headers=("setting", "value", "source"), tablefmt="simple"),
         "\n".join(f"problem: {problem}" for problem in report["problems"]) or "no problems",
     ]
     return "\n\n".join(parts)
+
+
+def _engines(engines: list[dict[str, Any]]) -> str:
+    """Each engine with the FlashInfer that it asks for."""
+    from tabulate import tabulate
+
+    if not engines:
+        return "no engine found"
+    answers = {True: "as asked", False: "another one is here", None: "-"}
+    rows = [(e["name"], e["version"], e["pin"] or "-", answers[e["pin_holds"]], "; ".join([*e["unsafe"], *e["notes"]])) for e in engines]
+    return tabulate(
+        rows, headers=("engine", "version", "asks for FlashInfer", "FlashInfer", "note"), tablefmt="simple", disable_numparse=True
+    )
 
 
 def _drift(report: dict[str, Any]) -> str:

@@ -12,6 +12,8 @@ from fi_shim.patches.after_creation import AUDITS
 from fi_shim.patches.creation import DECLINES
 from fi_shim.patches.validator import REJECTIONS
 from fi_shim.registry import REGISTRY
+from fi_shim.state.counts import COUNTS
+from fi_shim.state.processes import this_process
 
 
 def status() -> dict[str, Any]:
@@ -26,6 +28,8 @@ def status() -> dict[str, Any]:
         suppressed: rejections answered from cached limits (count).
         drift: what is known of differences between the tables and this FlashInfer: state, detail, changes (functions), audits.
         declines: verdicts that declined a workspace.
+        counts: what happened since this process started: declines by reason, abstains, rejections, drift_events, votes.
+        process: host, pid, rank, start_time and what else tells whether it still runs.
     """
     in_force = activation.active_settings()
     version = activation.flashinfer_version()
@@ -39,6 +43,8 @@ def status() -> dict[str, Any]:
         "suppressed": {"rejections": REJECTIONS.total},
         "drift": {**drift, "audits": list(AUDITS)},
         "declines": list(DECLINES),
+        "counts": COUNTS.as_dict(),
+        "process": this_process(),
     }
 
 
