@@ -9,9 +9,12 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from tabulate import tabulate
+
 from fi_shim import activation, registry
 from fi_shim.compatibility import CompatibilityError
 from fi_shim.drift import knowledge
+from fi_shim.launch import children as launch_children
 from fi_shim.report import status
 
 COMPANIONS: Final = (
@@ -27,8 +30,12 @@ OWN: Final = ("wrapt", "packaging", "click")
 _TROUBLE: Final = frozenset({registry.UNKNOWN_CODE, registry.FAILED, registry.REPLACED})
 
 
-def examine() -> dict[str, Any]:
-    """Import FlashInfer with the shim active and report. Never raises; `problems` lists the bad news, one sentence each."""
+def examine(*, children: bool = False) -> dict[str, Any]:
+    """Import FlashInfer with the shim active and report. Never raises; `problems` lists the bad news, one sentence each.
+
+    Args:
+        children: start one of each kind of child process and report whether the shim is active there.
+    """
     activation.activate()
     packages = {name: _installed(name) for name in (*OWN, "torch", *COMPANIONS)}
     torch_problem = _import_problem("torch") if packages["torch"] else "torch is not installed"
@@ -39,12 +46,17 @@ def examine() -> dict[str, Any]:
         flashinfer_problem = _import_problem("flashinfer.comm")
     drift_problem = _drift_problem()
     state = status()
+    seen = launch_children.look() if children else []
+    wanted = state["active"] or state["settings"]["enabled"]["value"] is True
     return {
         "python": platform.python_version(),
         "packages": packages,
         "device": {"problem": torch_problem} if torch_problem else _device_facts(),
         **state,
-        "problems": [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem] + _problems(state),
+        **({"children": [child.as_dict() for child in seen]} if children else {}),
+        "problems": [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem]
+        + _problems(state)
+        + [child.problem() for child in seen if wanted and not child.active],
     }
 
 
@@ -106,8 +118,6 @@ def _problems(state: dict[str, Any]) -> list[str]:
 
 def as_text(report: dict[str, Any]) -> str:
     """The report for people."""
-    from tabulate import tabulate
-
     flashinfer = (
         f"{report['flashinfer']}, imported from {_location()}" if "flashinfer" in sys.modules else report["flashinfer"] or "not found"
     )
@@ -121,9 +131,19 @@ def as_text(report: dict[str, Any]) -> str:
         f"FlashInfer  {flashinfer}\nregime      {regime}\ndrift       {_drift(report)}\ndevice      {device}",
         tabulate(patches, headers=("patch", "state", "reason"), tablefmt="simple") if patches else "no patches: " + _why_off(report),
         tabulate(settings, headers=("setting", "value", "source"), tablefmt="simple"),
+        *_children(report),
         "\n".join(f"problem: {problem}" for problem in report["problems"]) or "no problems",
     ]
     return "\n\n".join(parts)
+
+
+def _children(report: dict[str, Any]) -> list[str]:
+    if "children" not in report:
+        return []
+    rows = [
+        (child["kind"], "active" if child["active"] else "not active", child["route"] or child["detail"]) for child in report["children"]
+    ]
+    return [tabulate(rows, headers=("child process", "shim", "by"), tablefmt="simple")]
 
 
 def _drift(report: dict[str, Any]) -> str:
