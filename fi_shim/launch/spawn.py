@@ -84,7 +84,6 @@ class Carrier:
         """Put the original back. What somebody wrapped stays, and carries nothing while nothing is in force."""
         if self._replacement is not None and getattr(self._module, ATTRIBUTE, None) is self._replacement:
             setattr(self._module, ATTRIBUTE, self._original)
-            self._module = self._original = self._replacement = None
 
     def _wrapped(self, original: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
         @functools.wraps(original)

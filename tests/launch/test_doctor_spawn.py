@@ -14,6 +14,7 @@ from fi_shim.launch.children import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from conftest import Host
 
@@ -48,6 +49,14 @@ def test_children_that_do_not_start_or_answer_are_reported(python: Any) -> None:
     seen = json.loads(python.run("-c", code + CHILDREN).stdout.splitlines()[-1])
     assert [child["active"] for child in seen] == [False, False, False]
     assert all("it did not answer" in child["detail"] for child in seen)
+
+
+def test_the_main_module_does_not_run_in_children(python: Any, tmp_path: Path) -> None:
+    """It would bring the package along, as the command line's own does."""
+    (tmp_path / "main.py").write_text(f"import sys; print('main runs', file=sys.stderr)\nif __name__ == '__main__':\n    {CHILDREN}\n")
+    done = python.run(str(tmp_path / "main.py"))
+    assert routes(done)["spawn"] == "multiprocessing"
+    assert done.stderr.count("main runs") == 1
 
 
 def test_the_main_module_is_left_as_it_was(python: Any) -> None:

@@ -15,13 +15,11 @@ class UntilFlashInfer:
 
     def __init__(self, names: "tuple[str, ...]") -> None:
         self.names = names
-        self.waiting = True
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> object:
         """The others' answer: a list that changes while it is gone through loses an entry, so they are not left to our caller."""
-        if not self.waiting or fullname not in self.names:
+        if fullname not in self.names:
             return None
-        self.waiting = False
         sys.meta_path[:] = [finder for finder in sys.meta_path if id(finder) != id(self)]
         import_fi_shim()
         for finder in list(sys.meta_path):
