@@ -28,10 +28,11 @@ def _activate(engine: str) -> None:
         switch = os.environ.get("FI_SHIM", "").strip()
         if engine in _ASKED or switch == "0":
             return
+        first = not _ASKED
         _ASKED.add(engine)
         if switch == "1":
             _import(engine)
-        elif "fi_shim" not in sys.modules:
+        elif first and "fi_shim" not in sys.modules:
             _say("info", "installed", note="installed, not active; set FI_SHIM=1")
     except Exception as error:  # noqa: BLE001  # the engine must start as without us
         _say("warning", "activation_failed", error=repr(error))

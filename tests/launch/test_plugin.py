@@ -38,7 +38,7 @@ def called(python: Any, code: str, **variables: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_a_word_it_says_that_it_is_there_and_does_nothing(python: Any, engine: str) -> None:
-    left, said = called(python, f"fi_shim_plugin.{engine}(); fi_shim_plugin.{engine}()")
+    left, said = called(python, f"fi_shim_plugin.{engine}(); fi_shim_plugin.{engine}(); fi_shim_plugin.vllm(); fi_shim_plugin.sglang()")
     assert left == [False, False, None, 0, 0]
     assert said.count("\n") == 1
     assert said.startswith("fi_shim[")

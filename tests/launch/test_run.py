@@ -156,6 +156,12 @@ def test_a_python_that_does_not_have_the_package_gets_it_when_it_imports_flashin
     assert done.stdout.split() == ["True", "False", str(REPOSITORY)], done.stderr
 
 
+def test_simulated_devices_come_along_also_under_fi_shim_0(python: Any, tmp_path: Path) -> None:
+    code = "import importlib.util, sys; importlib.util.find_spec('torch'); fi = sys.modules['fi_shim']; print(fi.status()['active'], fi.testing.simulated())"
+    simulated = {"FI_SHIM_SIMULATE": "2x1GiB", "FI_SHIM_SIMULATE_STATE": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
+    assert python.run(*RUN, sys.executable, "-c", code, FI_SHIM="0", **simulated).stdout.strip() == "False True"
+
+
 @pytest.mark.parametrize("flag", ["-S", "-I", "-E"])
 def test_flags_that_shut_it_out_are_as_documented(python: Any, flag: str) -> None:
     shown = "import sys; print([type(f).__name__ for f in sys.meta_path if 'Until' in type(f).__name__])"
