@@ -12,6 +12,8 @@ from fi_shim import log
 from fi_shim import settings as settings_module
 from fi_shim.compatibility import CompatibilityError
 from fi_shim.importing import PostImportFinder
+from fi_shim.launch import spawn
+from fi_shim.launch.early_names import EARLY_NAMES, replaced_functions
 from fi_shim.patches import PATCHES
 from fi_shim.patches.definition import Context
 from fi_shim.patches.outside_graphs import DYNAMO, dynamo_is_imported
@@ -47,6 +49,9 @@ class _Activation:
         self.finder = PostImportFinder()
         self.settings: Settings | None = None
         self.announced = False
+        self.late = False
+        """Whether FlashInfer was there, wholly or in part, when the shim came: names may have been bound to what it replaces."""
+        self.carrier = spawn.Carrier(lambda: self.settings)
 
 
 _ACTIVATION: Final = _Activation()
@@ -86,6 +91,7 @@ def _activate(settings: Settings) -> None:
         log.event("warning", "unknown_patch", name=name, known=",".join(patch.name for patch in PATCHES))
     _ACTIVATION.settings = settings
     _ACTIVATION.announced = False
+    _ACTIVATION.late = False
     for patch in PATCHES:
         record = REGISTRY.records.setdefault(patch.name, Record(patch.name, tuple(patch.modules), patch.why))
         record.state, record.reason = PENDING, "FlashInfer is not imported yet"
@@ -96,6 +102,12 @@ def _activate(settings: Settings) -> None:
     for module_name in dict.fromkeys(name for patch in PATCHES for name in patch.modules):
         patches = tuple(patch for patch in PATCHES if module_name in patch.modules)
         _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, module_name, patches))
+    _ACTIVATION.carrier.begin()
+    _ACTIVATION.finder.watch(spawn.MODULE, _ACTIVATION.carrier.install)
+    if "flashinfer" in sys.modules:
+        _ACTIVATION.late = True  # from here on also for modules that are half imported now
+        with REGISTRY.lock:
+            EARLY_NAMES.repoint(REGISTRY.records.values())
     if settings.state_dir is not None:
         from fi_shim.state.writing import STATE_FILE
 
@@ -122,8 +134,9 @@ def deactivate() -> None:
         if _ACTIVATION.settings is None:
             return
         watched, _ACTIVATION.settings = _ACTIVATION.settings.state_dir is not None, None
-        for record in reversed(REGISTRY.records.values()):  # what was put on top goes first
-            record.restore()
+        _ACTIVATION.carrier.remove()
+        _restore(*reversed(REGISTRY.records.values()))  # what was put on top goes first
+        for record in reversed(REGISTRY.records.values()):
             if record.points:
                 log.event("warning", "not_restored", patch=record.name, reason=record.reason)
         if watched:
@@ -137,6 +150,14 @@ def deactivate() -> None:
 _ACTIVATION.finder.retire = deactivate
 
 
+def _restore(*records: Record) -> None:
+    """Undo patches, and what names of other modules were pointed to."""
+    replaced = replaced_functions(records)
+    for record in records:
+        record.restore()
+    EARLY_NAMES.give_back(replaced)
+
+
 def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType) -> None:
     """After FlashInfer's module has run. Nothing may escape from here: it would break the user's import."""
     try:
@@ -146,6 +167,8 @@ def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType)
                 return
             for patch in patches:
                 _apply(patch, module_name, module, settings)
+            if _ACTIVATION.late:
+                EARLY_NAMES.repoint(REGISTRY.records.values())
             _announce()
         COUNTS.publish()
     except Exception as error:  # noqa: BLE001
@@ -174,7 +197,7 @@ def _apply(patch: Patch, module_name: str, module: ModuleType, settings: Setting
         state, reason = UNSAFE_ENGINE, str(error)
     except Exception as error:  # noqa: BLE001  # one patch's fault must not cost the others
         state, reason = FAILED, repr(error)
-    record.restore()
+    _restore(record)
     record.state, record.reason = state, reason
     if state != NOT_NEEDED:
         log.event("warning", "patch_not_applied", patch=patch.name, state=state, reason=reason, flashinfer=flashinfer_version())
