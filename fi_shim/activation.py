@@ -85,10 +85,7 @@ def _activate(settings: Settings) -> None:
         return
     _retire_earlier_copies()
     log.configure(settings.log)
-    for problem in settings.problems:
-        log.event("warning", "setting_not_understood", problem=problem)
-    for name in sorted(settings.disable - {patch.name for patch in PATCHES}):
-        log.event("warning", "unknown_patch", name=name, known=",".join(patch.name for patch in PATCHES))
+    _tell_what_is_not_understood(settings)
     _ACTIVATION.settings = settings
     _ACTIVATION.announced = False
     _ACTIVATION.late = False
@@ -112,6 +109,13 @@ def _activate(settings: Settings) -> None:
         from fi_shim.state.writing import STATE_FILE
 
         STATE_FILE.open(settings.state_dir)
+
+
+def _tell_what_is_not_understood(settings: Settings) -> None:
+    for problem in settings.problems:
+        log.event("warning", "setting_not_understood", problem=problem)
+    for name in sorted(settings.disable - {patch.name for patch in PATCHES}):
+        log.event("warning", "unknown_patch", name=name, known=",".join(patch.name for patch in PATCHES))
 
 
 def _retire_earlier_copies() -> None:

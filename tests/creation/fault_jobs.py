@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from fi_shim.patches.guarded_build import GuardedBuild
+from fi_shim.seams.rendezvous import RENDEZVOUS
 from fi_shim.seams.sockets import GuardedSocket
 from fi_shim.testing import simulation
 from fi_shim.testing.faults import Fault
@@ -102,6 +103,11 @@ def _wrap(owner: Any, name: str, error: Exception) -> None:
 def fail_in_build(name: str, n: int, how: str) -> None:
     """Let the n-th call of a name fail in the next build: by a code, by an exception, or by the end of the process."""
     _watch.pending = (name, n, how)
+
+
+def out_of_step() -> bool:
+    """Whether torch's rendezvous cannot be used any more in this process."""
+    return RENDEZVOUS.out_of_step
 
 
 def calls_of_build() -> dict[str, int]:

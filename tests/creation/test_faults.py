@@ -70,6 +70,8 @@ class Ranks:
         left = self.team.all("left")
         if any(one["own"] for one in left):
             return f"leaves {left}"
+        if any(self.team.all("out_of_step")):
+            self.start_anew()
         noise = [line for rank in self.team.ranks for line in rank.said().splitlines() if "ignored in" in line or "Destructor" in line]
         return f"says {noise[:3]}" if noise else ""
 
