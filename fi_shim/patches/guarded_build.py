@@ -164,7 +164,7 @@ class GuardedBuild:
     def _put_back(self, owner: Any) -> None:
         for name, value in list(getattr(owner, "__dict__", {}).items()):
             if type(value).__name__ == "GuardedBackend" and getattr(value, "_build", None) is self._build:
-                setattr(owner, name, self._callers_backend)
+                vars(owner)[name] = self._callers_backend  # some of FlashInfer's objects are frozen
 
     def _interrupted(self, interrupt: BaseException, args: tuple[Any, ...]) -> None:
         """KeyboardInterrupt, SystemExit, or a fault of ours: the others hear of it, and nothing stays."""

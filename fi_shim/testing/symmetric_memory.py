@@ -31,7 +31,7 @@ class DeviceTensor:
         self.allocated = allocated
         self._driver = driver
         self._address = 0
-        self.has_multicast = driver.process.specification.multicast is not None
+        self.has_multicast = bool(driver.process.specification.multicast)
         self.handle = _checked(driver, driver.cuMemCreate(allocated, _properties(driver), 0))
         try:
             self._address = map_memory(driver, self.handle, allocated)
