@@ -1,4 +1,4 @@
-"""Time of the preflight alone (facts, probe, both rounds of the vote), for 4 ranks on simulated devices over a local TCPStore.
+"""Time of the preflight alone (facts, probe, both rounds of the vote) and of whole creations, 4 ranks on simulated devices, a local TCPStore.
 
 usage: FI_SHIM_SIMULATE=4x8GiB PYTHONPATH=<FlashInfer release folder> python benchmarks/preflight.py     (prints JSON)
 """
@@ -40,12 +40,37 @@ def be_rank(rank: int, port: int, writer: int) -> None:
     for _ in range(ATTEMPTS):
         dist.barrier()
         started = time.perf_counter()
-        verdict = prepared(asked, find_electorate(None, asked.comm_backend, WORLD_SIZE), settings).verdict
+        voted = prepared(asked, find_electorate(None, asked.comm_backend, WORLD_SIZE), settings)
         seconds.append(time.perf_counter() - started)
-        assert verdict.outcome == "yes", verdict
+        assert voted.verdict.outcome == "yes", voted.verdict
+        voted.give_up("only the votes are measured")
+    measured = {"preflight": seconds, **{name: creations(name, rank) for name in ("without", "with")}}
     dist.barrier()
-    os.write(writer, json.dumps(seconds[WARM_UP:]).encode())
+    os.write(writer, json.dumps({name: values[WARM_UP:] for name, values in measured.items()}).encode())
     os._exit(0)
+
+
+def creations(name: str, rank: int) -> list[float]:
+    """Seconds of each creation on this rank, with the shim or without."""
+    import torch
+    import torch.distributed as dist
+    from flashinfer import comm
+
+    import fi_shim
+
+    (fi_shim.activate if name == "with" else fi_shim.deactivate)()
+    seconds = []
+    for _ in range(ATTEMPTS):
+        dist.barrier()
+        started = time.perf_counter()
+        made = comm.create_allreduce_fusion_workspace(
+            backend="trtllm", world_size=WORLD_SIZE, rank=rank, max_token_num=2048, hidden_dim=4096, dtype=torch.bfloat16,
+            group=dist.group.WORLD,
+        )  # fmt: skip
+        seconds.append(time.perf_counter() - started)
+        comm.trtllm_destroy_ipc_workspace_for_all_reduce_fusion(made.ipc_handles)
+        made.destroy()
+    return seconds
 
 
 def main() -> int:
@@ -69,8 +94,8 @@ def main() -> int:
         with os.fdopen(reader) as stream:
             by_rank.append(json.loads(stream.read()))
         os.wait()
-    slowest = [max(attempt) for attempt in zip(*by_rank, strict=True)]
-    print(json.dumps({"median_ms": statistics.median(slowest) * 1e3, "best_ms": min(slowest) * 1e3}))
+    slowest = {name: [max(attempt) * 1e3 for attempt in zip(*(rank[name] for rank in by_rank), strict=True)] for name in by_rank[0]}
+    print(json.dumps({name: {"median_ms": statistics.median(values), "best_ms": min(values)} for name, values in slowest.items()}))
     return 0
 
 

@@ -72,6 +72,8 @@ class GuardedBuild:
                 failure = self._failure(workspace, error)
                 self.verdict = commit(self._prepared, failure)
                 self._decided = True
+                with contextlib.suppress(Exception):  # keys that stay do no harm
+                    build.gathering.tidy()
                 if self.verdict.declined:
                     del built
                     with contextlib.suppress(Exception):  # declined it is, also where something cannot be given back

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BUILDING: Final = "build"
 """Name of the work, in signs of life."""
 _POLL_LAST: Final = 0.005  # seconds: somebody else waits for us as well
+_ALONE: Final = 3  # looks for the others' payloads alone: mostly they are there by then
 _PATIENT: Final = 200  # looks, then the pauses grow as in a vote
 
 
@@ -90,17 +91,24 @@ class Gathering:
         """Tell all ranks that this one failed. Returns the failure that counts: the first one."""
         return self._session.perform(self._publish(Failure(self.rank, self._where, reason)))
 
+    def tidy(self) -> None:
+        """All ranks have read everything: take this rank's part out of the store. Returns at once."""
+        self._session.start(self._tidy(self._number))
+
+    def _tidy(self, count: int) -> Steps[None]:
+        for number in range(count):
+            yield Delete(f"{self._prefix}/{number}/{self.rank}")
+
     def _gather(self, number: int, entry: bytes) -> Steps[list[bytes]]:
         keys = [f"{self._prefix}/{number}/{rank}" for rank in range(self.size)]
         yield Set(keys[self.rank], entry)
-        if number >= 2:  # noqa: PLR2004  # all ranks have read what came before the operation before
-            yield Delete(f"{self._prefix}/{number - 2}/{self.rank}")
         limits, looks, pause = self._voter.limits, 0, self._voter.limits.poll_first
         while True:
             found = yield Read(tuple(keys), together=True)
             if found:
                 return [found[key] for key in keys]
-            yield from self._watch()
+            if looks >= _ALONE:
+                yield from self._watch()
             yield Sleep(pause)
             looks += 1
             pause = min(2 * pause, _POLL_LAST if looks < _PATIENT else limits.poll_last)

@@ -126,6 +126,10 @@ class Session:
         self._check_open()
         return self._transport.run(steps, self._limits.doubt, self._limits.grace)
 
+    def start(self, steps: Steps[Any]) -> None:
+        """Begin with steps that nobody waits for."""
+        self._transport.worker.start(steps, 0.0)
+
     def set(self, key: str, value: bytes) -> None:
         """Write a key of this attempt. Like the two below, raises SilentError if the store does not answer."""
         self._ask(Set(self._key(key), value))
