@@ -39,6 +39,8 @@ lint: $(VENV)/dev
 matrix: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py) >/dev/null
 	$(BIN)/python tools/matrix.py
+	@# What takes too long for every day: all faults, all orders of coming, all broken functions.
+	$(BIN)/python -m pytest -n 2 -m matrix --ignore tests/real_flashinfer/test_releases.py $(PYTEST_ARGS)
 
 bench: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $(DEMO_FLASHINFER) >$(VENV)/bench-flashinfer

@@ -102,6 +102,14 @@ def test_a_call_fails_after_the_vote(team: Callable[..., Team], release: str) ->
     check(team, [case for case in CHOSEN if case.release == release])
 
 
+@pytest.mark.parametrize("call", ["cuMemMap", "recvmsg", "lamport_initialize"])
+def test_a_call_fails_among_eight_ranks(team: Callable[..., Team], call: str) -> None:
+    ranks = Ranks(team, "0.7.2.post1", 8)
+    for last_rank in (False, True):
+        case = Case("0.7.2.post1", "trtllm", 8, last_rank, "code", call, last_call=False)
+        assert not (finding := ranks.finding(case)), f"{case}: {finding}"
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("release", RELEASES)
