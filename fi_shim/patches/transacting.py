@@ -110,7 +110,8 @@ def _vote_on(
     try:
         asked, plan = known or (read_arguments(kind, original, args, kwargs), None)
         decision.what = asked.what
-        electorate = decision.electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
+        electorate = voting.with_means(find_electorate(asked.group, asked.comm_backend, asked.world_size))
+        decision.electorate = electorate
         verdict = _at_once(asked, electorate)
         if verdict is None:
             decision.prepared = COUNTS.timed(voting.prepared, asked, electorate, settings, plan)

@@ -35,6 +35,20 @@ def prepared(asked: Asked, electorate: Electorate, settings: Settings, plan: All
     return prepare(creation, lambda record: join(electorate, record, settings))
 
 
+def with_means(electorate: Electorate) -> Electorate:
+    """The electorate as it can vote: a group without a store (MPI) votes by a communicator's own allgather."""
+    from fi_shim.workspace.store import transport_of
+
+    if electorate.group is None:
+        return electorate
+    try:
+        transport_of(electorate.group)
+    except LookupError:
+        backend = electorate.comm_backend or sys.modules["flashinfer.comm.mnnvl"].TorchDistBackend(group=electorate.group)
+        return replace(electorate, group=None, comm_backend=backend)
+    return electorate
+
+
 def creation_of(asked: Asked, electorate: Electorate, settings: Settings) -> Creation:
     """What this rank knows of a request without asking a device."""
     from fi_shim.activation import flashinfer_version

@@ -590,6 +590,15 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # descriptors, not a folder
 
 
+def hide_stores() -> None:
+    """As with a process group that has no store."""
+    from fi_shim.workspace import store
+
+    module: Any = store
+    module._store_of = lambda *_: None
+    module._transports.clear()
+
+
 def forget_verdicts() -> None:
     """Lose what this rank remembers, as one that never read the verdict."""
     from fi_shim.patches import remembered

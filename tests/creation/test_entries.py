@@ -158,6 +158,16 @@ def test_a_backend_without_a_store_votes_by_its_own_allgather(team: Callable[...
         assert rank.said().count("event=vote_without_store") == 1
 
 
+@pytest.mark.parametrize("via", ["default", "group", "_group"])
+def test_a_group_without_a_store_votes_by_an_allgather(team: Callable[..., Team], via: str) -> None:
+    ranks = team(2, simulate=f"2x8GiB;1={SHORT}")
+    ranks.all("hide_stores")
+    all_declined(ranks.create(via=via, **request(LARGE, "trtllm", 2)), "rank 1")
+    all_built(ranks.create(via=via, **SMALL))
+    for rank in ranks.ranks:
+        assert "event=vote_without_store" in rank.said()
+
+
 def test_backend_auto(team: Callable[..., Team]) -> None:
     ranks = team(2, simulate=f"2x8GiB;1={SHORT}")
     results = ranks.create(backend="auto", via="_group", **request(LARGE, "trtllm", 2))

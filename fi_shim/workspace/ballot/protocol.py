@@ -75,7 +75,8 @@ class Voter:
 
     def refuse(self, request: str, attempt: str, reason: str) -> Steps[None]:
         """Do not vote on a request: `attempt` has declined it, or (empty) it is out of the question now. Answers who waits already."""
-        cells = yield from self.look()
+        found = yield Read(tuple(f"cell/{rank}" for rank in range(self.size)))
+        cells = [cell_from_bytes(data) for data in found.values()]
         waiting = tuple(cell.nonce for cell in cells if cell is not None and cell.state == "waiting")
         now = yield Clock()
         refusal = Cell(self.nonce, "left", now, now, attempt, reason=reason, refuses=request, answers=waiting)
