@@ -1,0 +1,48 @@
+"""Fetch releases of engines and keep only their Python files, JSON files and metadata.
+
+A wheel of vLLM is 350 MB, nearly all of it compiled kernels; its Python files are 30 MB. Each release lands in
+`<cache>/engines/<name>-<version>/`, a folder to put on PYTHONPATH. A release that is there already is not fetched again.
+
+usage: python tools/fetch_engine.py sglang==0.5.23 vllm==0.33.0 ...      (prints the folders, one a line)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Final
+
+from fetch_wheel import cache_root, fetch_wheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Some releases have wheels for some Pythons on one platform only; what is read of them is the same in all.
+ANY_WHEEL: Final = (
+    *("--implementation", "cp", "--python-version", "3.12", "--abi", "cp312", "--abi", "abi3", "--abi", "none"),
+    *(part for glibc in (34, 31, 28, 24, 17) for part in ("--platform", f"manylinux_2_{glibc}_x86_64")),
+    *("--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64", "--platform", "linux_x86_64"),
+)
+
+
+def _wanted(name: str) -> bool:
+    return name.endswith((".py", ".json")) or ".dist-info/" in name
+
+
+def fetch(name: str, version: str) -> Path:
+    """Download and unpack one release; returns its folder. Raises CalledProcessError if pip cannot get it."""
+    return fetch_wheel(f"{name}=={version}", cache_root() / "engines" / f"{name}-{version}", _wanted, ANY_WHEEL)
+
+
+def main() -> int:
+    """Fetch the releases named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("releases", nargs="+", metavar="NAME==VERSION")
+    for release in parser.parse_args().releases:
+        name, _, version = release.partition("==")
+        print(fetch(name, version), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
