@@ -6,7 +6,8 @@ SIMULATED ?= 0.6.9 0.7.4
 
 VENV := .venv
 BIN := $(VENV)/bin
-EVERYDAY = $(BIN)/python -m pytest -m "not matrix and not gpu" --ignore tests/testing $(PYTEST_ARGS)
+EVERYDAY = $(BIN)/python -m pytest -m "not matrix and not gpu" --ignore tests/testing --ignore tests/engines $(PYTEST_ARGS)
+ENGINES = $(BIN)/python -m pytest -m "not matrix and not gpu" $(PYTEST_ARGS) tests/engines
 ALONE := --last-failed --last-failed-no-failures none
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEPENDENCIES := pyproject.toml Makefile
@@ -21,6 +22,8 @@ test: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py --tested) >/dev/null
 	@# A busy machine can starve a rank beyond a short limit: what failed is run once more, alone, and must pass then.
 	$(EVERYDAY) -n 2 || $(EVERYDAY) $(ALONE)
+	@# Engines' real modules: a worker loads each engine once.
+	$(ENGINES) -n 2 --dist loadgroup || $(ENGINES) $(ALONE)
 	@# The simulated devices' own tests run under a FlashInfer that is on the path: one of each way of sharing memory.
 	for release in $(SIMULATED); do \
 	    PYTHONPATH="$$($(BIN)/python tools/fetch_flashinfer.py $$release)" && export PYTHONPATH FI_SHIM=0 && \
@@ -37,6 +40,7 @@ lint: $(VENV)/dev
 matrix: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py) >/dev/null
 	$(BIN)/python tools/matrix.py
+	$(BIN)/python -m pytest -m "matrix or flashinfer" -n 2 --dist loadgroup tests/engines
 
 bench: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $(DEMO_FLASHINFER) >$(VENV)/bench-flashinfer

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from fetch_wheel import cache_root, fetch_wheel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 # Some releases have wheels for some Pythons on one platform only; what is read of them is the same in all.
@@ -29,9 +30,14 @@ def _wanted(name: str) -> bool:
     return name.endswith((".py", ".json")) or ".dist-info/" in name
 
 
-def fetch(name: str, version: str) -> Path:
-    """Download and unpack one release; returns its folder. Raises CalledProcessError if pip cannot get it."""
-    return fetch_wheel(f"{name}=={version}", cache_root() / "engines" / f"{name}-{version}", _wanted, ANY_WHEEL)
+def engine_folder(name: str, version: str) -> Path:
+    """The folder of one release, whether it has been fetched or not."""
+    return cache_root() / "engines" / f"{name}-{version}"
+
+
+def fetch(name: str, version: str, options: Sequence[str] = ()) -> Path:
+    """Download and unpack one release; returns its folder. Raises CalledProcessError if pip, with `options`, cannot get it."""
+    return fetch_wheel(f"{name}=={version}", engine_folder(name, version), _wanted, (*ANY_WHEEL, *options))
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fi_shim.workspace.vote import Scalar
 
-Kind = Literal["trtllm", "mnnvl", "legacy"]
+Kind = Literal["trtllm", "mnnvl", "legacy", "cutedsl"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Asked:
     group: Any
     comm_backend: Any
     use_symm_dev_mem: bool = True
+    unsupported: Callable[[], str] | None = None
+    """For a workspace whose sizes are not known: asks FlashInfer's own checks; why this rank would be refused, or an empty text."""
 
     @property
     def what(self) -> str:
@@ -84,7 +86,25 @@ def _mnnvl(given: Mapping[str, Any]) -> Asked:
     return replace(asked, shape=replace(asked.shape, buffer_size_in_bytes=number))
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Asked]] = {"trtllm": _trtllm, "legacy": _legacy, "mnnvl": _mnnvl}
+def _cutedsl(given: Mapping[str, Any]) -> Asked:
+    request = {name: value for name, value in given.items() if name not in {"self", "tp_size", "tp_rank", "group", "config"}}
+    return replace(_asked("cutedsl", "tp_size", "tp_rank", given, request), unsupported=lambda: _refused_by_cutedsl(given))
+
+
+def _refused_by_cutedsl(given: Mapping[str, Any]) -> str:
+    from flashinfer.comm.allreduce import is_mnnvl_cutedsl_supported
+
+    known = inspect.signature(is_mnnvl_cutedsl_supported).parameters
+    supported = is_mnnvl_cutedsl_supported(**{name: value for name, value in given.items() if name in known})
+    return "" if supported else "FlashInfer's is_mnnvl_cutedsl_supported says no for this rank's arguments and device"
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Asked]] = {
+    "trtllm": _trtllm,
+    "legacy": _legacy,
+    "mnnvl": _mnnvl,
+    "cutedsl": _cutedsl,
+}
 
 
 def _asked(kind: Kind, size_name: str, rank_name: str, given: Mapping[str, Any], request: Mapping[str, Any]) -> Asked:

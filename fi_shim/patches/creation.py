@@ -10,11 +10,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim import log
+from fi_shim.engines.sglang_forward import no_decline_here
 from fi_shim.patches.after_creation import Audit
 from fi_shim.patches.asked import Asked, read_arguments
 from fi_shim.patches.definition import Patch
-from fi_shim.patches.unsafe_engines import unsafe_engine
-from fi_shim.registry import UNSAFE_ENGINE, UnsafeEngineError
 from fi_shim.seams.groups import NoElectorateError, find_electorate
 from fi_shim.workspace.decline import WorkspaceDeclined
 from fi_shim.workspace.transaction import Creation, prepare, prepare_alone
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from fi_shim.compatibility import Release
     from fi_shim.patches.asked import Kind
     from fi_shim.patches.definition import Context
-    from fi_shim.registry import Record as PatchRecord
     from fi_shim.seams.groups import Electorate
     from fi_shim.settings import Settings
     from fi_shim.workspace.ballot.session import Session
@@ -47,7 +45,7 @@ _building = threading.local()
 _said: Final[set[str]] = set()
 
 
-def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Callable[..., Any]:
+def make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """FlashInfer's constructor or creator, behind the vote. Everything but the vote is FlashInfer's."""
     switch, settings = context.record.switch, context.settings
 
@@ -57,7 +55,7 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
             return original(*args, **kwargs)
         audit = None
         try:
-            declined, audit = _vote_on(kind, original, args, kwargs, settings, context.record)
+            declined, audit = _vote_on(kind, original, args, kwargs, settings)
         except Exception as error:  # noqa: BLE001  # peers cannot know: building alone would hang
             declined = _bare_decline(kind, error)
         if declined is not None:
@@ -96,22 +94,21 @@ def _audited(audit: Audit, workspace: Any) -> WorkspaceDeclined | None:
         return _bare_decline(audit.kind, error)
 
 
-def _stands_aside(record: PatchRecord) -> bool:
-    """Whether an engine that was imported after FlashInfer could not stand a decline."""
+def _stands_aside() -> bool:
+    """Whether the engine that asks could not stand a decline where it is now."""
     reason = ""
     with contextlib.suppress(Exception):  # a fault here is no reason to leave the peers without our vote
-        reason = unsafe_engine()
-        if reason and record.state != UNSAFE_ENGINE:
-            record.state, record.reason = UNSAFE_ENGINE, reason
-            _say_once("patch_not_applied", reason)
+        reason = no_decline_here()
+        if reason:
+            _say_once("not_voted", f"{reason}: FlashInfer builds without a vote")
     return bool(reason)
 
 
 def _vote_on(
-    kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, record: PatchRecord
+    kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
 ) -> tuple[WorkspaceDeclined | None, Audit | None]:
     """What to raise, or None to build; and what to compare afterwards."""
-    if _stands_aside(record):
+    if _stands_aside():
         return None, None
     what, rank, audit = f"{kind} workspace", None, None
     try:
@@ -163,8 +160,9 @@ def _creation(asked: Asked, electorate: Electorate, settings: Settings) -> Creat
 
     agreed: dict[str, Scalar] = {"preflight": settings.preflight, "on_drift": settings.on_drift}
     abstains = "FI_SHIM_PREFLIGHT=off" if settings.preflight == "off" else ""
-    if "creation" in settings.disable:
-        agreed, abstains = {}, "FI_SHIM_DISABLE names creation on this rank"
+    patch = "cutedsl" if asked.kind == "cutedsl" else PATCH.name
+    if patch in settings.disable:
+        agreed, abstains = {}, f"FI_SHIM_DISABLE names {patch} on this rank"
     return Creation(
         rank=electorate.rank,
         flashinfer=flashinfer_version(),
@@ -175,6 +173,7 @@ def _creation(asked: Asked, electorate: Electorate, settings: Settings) -> Creat
         device_number=asked.device_number,
         settings=agreed,
         abstains=abstains,
+        unsupported=asked.unsupported,
     )
 
 
@@ -260,27 +259,19 @@ def _say_once(name: str, text: str) -> None:
         log.event("warning", name, reason=text)
 
 
-def _refuse_unsafe_engines() -> None:
-    if reason := unsafe_engine():
-        raise UnsafeEngineError(reason)
-
-
 def _apply_to_allreduce(module: ModuleType, context: Context) -> str:
-    _refuse_unsafe_engines()
-    context.record.replace(module.TRTLLMAllReduceFusionWorkspace, "__init__", lambda original: _make_guard("trtllm", original, context))
+    context.record.replace(module.TRTLLMAllReduceFusionWorkspace, "__init__", lambda original: make_guard("trtllm", original, context))
     _point_to_guard(module, context)
     return "entries found"
 
 
 def _apply_to_mnnvl(module: ModuleType, context: Context) -> str:
-    _refuse_unsafe_engines()
-    context.record.replace(module.MNNVLAllReduceFusionWorkspace, "__init__", lambda original: _make_guard("mnnvl", original, context))
+    context.record.replace(module.MNNVLAllReduceFusionWorkspace, "__init__", lambda original: make_guard("mnnvl", original, context))
     return "entries found"
 
 
 def _apply_to_legacy(module: ModuleType, context: Context) -> str:
-    _refuse_unsafe_engines()
-    context.record.replace(module, LEGACY, lambda original: _make_guard("legacy", original, context))
+    context.record.replace(module, LEGACY, lambda original: make_guard("legacy", original, context))
     return "entries found"
 
 

@@ -44,6 +44,8 @@ class Creation:
     """Settings that must be equal on all ranks."""
     abstains: str = ""
     """A reason to vote abstain, whatever is found."""
+    unsupported: Callable[[], str] | None = None
+    """In place of a shape, where sizes are not known: why this rank cannot build, or an empty text. Nothing is probed then."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,9 @@ def _facts(creation: Creation) -> tuple[Record, _Ground | None]:
         request=creation.request, settings=creation.settings,
     )  # fmt: skip
     try:
+        if creation.unsupported is not None and not creation.abstains:
+            refused = creation.unsupported()
+            return replace(record, device=devices.current_device(), vote="no" if refused else "yes", reason=refused), None
         if creation.abstains or creation.shape is None:
             return replace(record, reason=creation.abstains or creation.problem), None
         ground = _look_around(creation)

@@ -1,7 +1,7 @@
-"""Import torch and FlashInfer once, then serve each connection to a socket by a fork of its own: nursery_program.py SOCKET.
+"""Import torch and FlashInfer once, then serve each connection to a socket by a fork of its own: nursery_program.py SOCKET [JOBS].
 
 A fork is one rank: it puts on the environment it is told, switches fi_shim and the simulated devices on as `import fi_shim` does, and then
-performs the functions of `rank_jobs` by name. Requests and answers are lines of JSON. Its main thread works; a request marked `aside` has a
+performs the functions of the module JOBS (`rank_jobs`) by name. Requests and answers are lines of JSON. Its main thread works; a request marked `aside` has a
 thread of its own, so that a rank can be asked while it works. SIGUSR1 makes it write the stacks of all its threads.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import importlib.util
 import json
 import os
@@ -42,9 +43,9 @@ _give_simulation_a_finder_of_its_own()
 import_aids.install()
 
 import flashinfer.comm  # noqa: E402, F401
-import rank_jobs  # noqa: E402
 import torch.distributed  # noqa: E402, F401
 
+JOBS: Final = importlib.import_module(sys.argv[2] if len(sys.argv) > 2 else "rank_jobs")
 DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 
 
@@ -60,8 +61,6 @@ def live(connection: socket.socket) -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     os.environ.clear()
     os.environ.update(order["environ"])
-    for name, version in order["engines"].items():
-        rank_jobs.pretend_engine(name, version)
     if order["active"]:
         fi_shim.activate()
     simulation.activate(os.environ)
@@ -73,7 +72,7 @@ def _serve(connection: socket.socket, lines: Any) -> None:
 
     def answer(number: int, request: dict[str, Any]) -> None:
         try:
-            result = {"number": number, "value": getattr(rank_jobs, request["call"])(**request["keywords"])}
+            result = {"number": number, "value": getattr(JOBS, request["call"])(**request["keywords"])}
         except BaseException:  # noqa: BLE001  # the asker's test fails with it
             result = {"number": number, "error": traceback.format_exc()}
         result["at"] = time.monotonic()
