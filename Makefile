@@ -22,8 +22,8 @@ test: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py --tested) >/dev/null
 	@# A busy machine can starve a rank beyond a short limit: what failed is run once more, alone, and must pass then.
 	$(EVERYDAY) -n 2 || $(EVERYDAY) $(ALONE)
-	@# Engines' real modules: a worker loads each engine once.
-	$(ENGINES) -n 2 --dist loadgroup || $(ENGINES) $(ALONE)
+	@# Engines' real modules take seconds to load: a file of tests stays in one worker.
+	$(ENGINES) -n 2 --dist loadfile || $(ENGINES) $(ALONE)
 	@# The simulated devices' own tests run under a FlashInfer that is on the path: one of each way of sharing memory.
 	for release in $(SIMULATED); do \
 	    PYTHONPATH="$$($(BIN)/python tools/fetch_flashinfer.py $$release)" && export PYTHONPATH FI_SHIM=0 && \
@@ -40,7 +40,7 @@ lint: $(VENV)/dev
 matrix: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py) >/dev/null
 	$(BIN)/python tools/matrix.py
-	$(BIN)/python -m pytest -m "matrix or flashinfer" -n 2 --dist loadgroup tests/engines
+	$(BIN)/python -m pytest -m "matrix or flashinfer" -n 2 --dist loadfile tests/engines
 
 bench: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $(DEMO_FLASHINFER) >$(VENV)/bench-flashinfer

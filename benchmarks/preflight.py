@@ -26,7 +26,7 @@ def be_rank(rank: int, port: int, writer: int) -> None:
 
     import fi_shim.settings
     from fi_shim.patches.asked import Asked
-    from fi_shim.patches.creation import _prepared
+    from fi_shim.patches.voting import prepared
     from fi_shim.seams.groups import find_electorate
     from fi_shim.workspace.request import workspace_shape
 
@@ -40,7 +40,7 @@ def be_rank(rank: int, port: int, writer: int) -> None:
     for _ in range(ATTEMPTS):
         dist.barrier()
         started = time.perf_counter()
-        verdict = _prepared(asked, find_electorate(None, asked.comm_backend, WORLD_SIZE), settings).verdict
+        verdict = prepared(asked, find_electorate(None, asked.comm_backend, WORLD_SIZE), settings).verdict
         seconds.append(time.perf_counter() - started)
         assert verdict.outcome == "yes", verdict
     dist.barrier()

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from fi_shim.activation import activate, deactivate
 
 if TYPE_CHECKING:
+    from fi_shim.patches.remembered import reset
     from fi_shim.report import status
     from fi_shim.workspace.decline import WorkspaceDeclined
     from fi_shim.workspace.planning import plan
     from fi_shim.workspace.sizes import Allocation, AllocationPlan
 
 __version__ = "0.1.0"
-__all__ = ["Allocation", "AllocationPlan", "WorkspaceDeclined", "__version__", "activate", "deactivate", "plan", "status"]
+__all__ = ["Allocation", "AllocationPlan", "WorkspaceDeclined", "__version__", "activate", "deactivate", "plan", "reset", "status"]
 
 # Loaded when first asked for: an engine that imports the package pays for the hooks only.
 _LATE = {
@@ -25,6 +26,7 @@ _LATE = {
     "AllocationPlan": "fi_shim.workspace.sizes",
     "WorkspaceDeclined": "fi_shim.workspace.decline",
     "plan": "fi_shim.workspace.planning",
+    "reset": "fi_shim.patches.remembered",
     "status": "fi_shim.report",
 }
 

@@ -39,7 +39,8 @@ class _NotifyingLoader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _call_back(self._notify, module)
+        with contextlib.suppress(Exception):
+            self._notify(module)
 
 
 class _WatchedSpec(ModuleSpec):
@@ -52,7 +53,8 @@ class _WatchedSpec(ModuleSpec):
             self.__class__ = ModuleSpec  # type: ignore[assignment]
             module = sys.modules.get(self.name)
             if notify is not None and module is not None and module.__spec__ is self:  # a failed import leaves no module
-                _call_back(notify, module)
+                with contextlib.suppress(Exception):
+                    notify(module)
 
 
 class PostImportFinder(MetaPathFinder):
@@ -85,7 +87,8 @@ class PostImportFinder(MetaPathFinder):
             # It ended in another thread between our look and our change: nobody will call back.
             del spec.__dict__["_fi_shim_notify"]
             spec.__class__ = ModuleSpec
-        _call_back(callback, module)
+        with contextlib.suppress(Exception):
+            callback(module)
 
     def forget(self) -> None:
         """Watch nothing any more and leave `sys.meta_path`."""
@@ -118,11 +121,6 @@ class PostImportFinder(MetaPathFinder):
         if names is None:
             names = self._searching.names = set()
         return names
-
-
-def _call_back(callback: Callback, module: ModuleType) -> None:
-    with contextlib.suppress(Exception):
-        callback(module)
 
 
 def _first_spec(own: PostImportFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:

@@ -13,6 +13,7 @@ import sys
 from typing import Final
 
 LOGGER: Final = logging.getLogger("fi_shim")
+_SAID: Final[set[str]] = set()
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -66,6 +67,13 @@ def event(level: str, name: str, /, **fields: object) -> None:
         LOGGER.log(number, "fi_shim[%d %s %s] %s", os.getpid(), rank, socket.gethostname(), text)
     except Exception:  # noqa: BLE001  # a broken handler or a closed stream must not reach an engine
         return
+
+
+def once(name: str, reason: str) -> None:
+    """A warning that is given once a process."""
+    if (key := f"{name} {reason}") not in _SAID:
+        _SAID.add(key)
+        event("warning", name, reason=reason)
 
 
 def _quoted(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fi_shim.seams.journal import Journal
     from fi_shim.workspace.sizes import AllocationPlan
 
 _LEGACY_WITH_MEMORY: Final = 4  # (ipc handles, tensor, memory handles, metadata)
@@ -23,16 +24,26 @@ class Seen:
     """Of SymmDeviceMemory: physical bytes."""
     requested: list[int] | None = None
     """Of tensors in torch's symmetric memory."""
+    created: dict[str, list[int]] = field(default_factory=dict)
+    """What the driver was asked for, by allocator, as far as that was noted."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def look(kind: str, built: Any) -> Seen:
+def look(kind: str, built: Any, journal: Journal | None = None) -> Seen:
     """Read a workspace's sizes.
 
     Args:
         kind: "trtllm", "mnnvl" or "legacy", as it was asked for.
         built: the workspace; what the legacy creator returned.
+        journal: of the build, if it was under guard.
     """
+    seen = _look(kind, built)
+    if journal is not None:
+        seen.created = {"cuMemCreate": journal.sizes("handle"), "cudaMalloc": journal.sizes("runtime")}
+    return seen
+
+
+def _look(kind: str, built: Any) -> Seen:
     if kind == "mnnvl":
         memory = getattr(vars(built).get("handle"), "mcast_device_memory", None)
         held = [memory] if memory is not None else [tensor for tensor in [vars(built).get("tensor")] if tensor is not None]
@@ -56,6 +67,10 @@ def difference(seen: Seen, plan: AllocationPlan) -> str:
         sizes = getattr(seen, name)
         if sizes is not None and sizes != planned:
             found.append(f"{name} {_bytes(sizes)}, planned {_bytes(planned)} ({sum(sizes) - sum(planned):+,} bytes)")
+    planned = [allocation.allocated for allocation in plan.allocations]
+    created = seen.created.get(plan.allocations[0].allocator)
+    if created is not None and created[: len(planned)] != planned:  # small ones may follow
+        found.append(f"the driver was asked for {_bytes(created)}, planned {_bytes(planned)}")
     odd = {key: seen.metadata.get(key, "missing") for key, value in plan.metadata.items() if seen.metadata.get(key) != value}
     if odd:
         found.append(f"metadata {odd}, planned { ({key: plan.metadata[key] for key in odd}) }")

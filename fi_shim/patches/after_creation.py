@@ -14,6 +14,7 @@ from fi_shim.workspace.vote import Record, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fi_shim.seams.journal import Journal
     from fi_shim.workspace.sizes import AllocationPlan
 
 KEPT_AUDITS: Final = 16
@@ -36,9 +37,7 @@ class Audit:
 
     def after(self, built: Any) -> Verdict | None:
         """Compare. Returns the verdict that declines the workspace after all, given back by then, or None to keep it."""
-        difference = self._difference(built)
-        if difference:
-            self._tell(difference)
+        difference = self.look(built)
         if self.vote is None:
             return None
         record = self._record("no" if difference else "yes", difference and f"allocated otherwise than planned: {difference}")
@@ -57,12 +56,16 @@ class Audit:
             with contextlib.suppress(Exception):  # FlashInfer's own error is the one to be seen
                 self.vote(self._record("no", f"FlashInfer failed: {type(error).__name__}: {error}"))
 
-    def _difference(self, built: Any) -> str:
+    def look(self, built: Any, journal: Journal | None = None) -> str:
+        """What is not as planned, told once; an empty text if all is. `journal` is what the driver was asked for, where that was noted."""
         try:
-            return audit.difference(audit.look(self.kind, built), self.plan)
+            difference = audit.difference(audit.look(self.kind, built, journal), self.plan)
         except Exception as error:  # noqa: BLE001  # what cannot be read is no reason to harm a workspace that works
             log.event("debug", "audit_failed", error=repr(error))
             return ""
+        if difference:
+            self._tell(difference)
+        return difference
 
     def _record(self, vote: Any, reason: str) -> Record:
         return Record(rank=self.rank, vote=vote, phase="audit", reason=reason)

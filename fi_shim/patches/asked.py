@@ -34,8 +34,6 @@ class Asked:
     group: Any
     comm_backend: Any
     use_symm_dev_mem: bool = True
-    unsupported: Callable[[], str] | None = None
-    """For a workspace whose sizes are not known: asks FlashInfer's own checks; why this rank would be refused, or an empty text."""
 
     @property
     def what(self) -> str:
@@ -88,15 +86,8 @@ def _mnnvl(given: Mapping[str, Any]) -> Asked:
 
 def _cutedsl(given: Mapping[str, Any]) -> Asked:
     request = {name: value for name, value in given.items() if name not in {"self", "tp_size", "tp_rank", "group", "config"}}
-    return replace(_asked("cutedsl", "tp_size", "tp_rank", given, request), unsupported=lambda: _refused_by_cutedsl(given))
-
-
-def _refused_by_cutedsl(given: Mapping[str, Any]) -> str:
-    from flashinfer.comm.allreduce import is_mnnvl_cutedsl_supported
-
-    known = inspect.signature(is_mnnvl_cutedsl_supported).parameters
-    supported = is_mnnvl_cutedsl_supported(**{name: value for name, value in given.items() if name in known})
-    return "" if supported else "FlashInfer's is_mnnvl_cutedsl_supported says no for this rank's arguments and device"
+    asked = _asked("cutedsl", "tp_size", "tp_rank", given, request)
+    return replace(asked, problem="torch's symmetric memory decides how much a CuTe DSL workspace takes: it is not probed")
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Asked]] = {

@@ -1,4 +1,4 @@
-"""Before a workspace is built, whoever builds it and however: facts, probe and vote; then all build, or all raise the same."""
+"""Whoever builds a workspace, and however: all ranks vote before FlashInfer's code builds, and again when it has; all get one, or all raise."""
 
 from __future__ import annotations
 
@@ -6,92 +6,219 @@ import contextlib
 import functools
 import sys
 import threading
-import weakref
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim import log
 from fi_shim.engines.sglang_forward import no_decline_here
+from fi_shim.patches import voting
 from fi_shim.patches.after_creation import Audit
-from fi_shim.patches.asked import Asked, read_arguments
+from fi_shim.patches.asked import read_arguments
 from fi_shim.patches.definition import Patch
+from fi_shim.seams import devices
 from fi_shim.seams.groups import NoElectorateError, find_electorate
 from fi_shim.workspace.decline import WorkspaceDeclined
-from fi_shim.workspace.transaction import Creation, prepare, prepare_alone
 from fi_shim.workspace.vote import Record, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from fi_shim.compatibility import Release
-    from fi_shim.patches.asked import Kind
+    from fi_shim.patches.asked import Asked, Kind
     from fi_shim.patches.definition import Context
+    from fi_shim.patches.guarded_build import GuardedBuild
+    from fi_shim.seams.building import Building
     from fi_shim.seams.groups import Electorate
     from fi_shim.settings import Settings
-    from fi_shim.workspace.ballot.session import Session
-    from fi_shim.workspace.ballot.transport import AllgatherTransport
     from fi_shim.workspace.transaction import Preparation
-    from fi_shim.workspace.vote import Scalar
 
 LEGACY: Final = "trtllm_create_ipc_workspace_for_all_reduce_fusion"
 KEPT_DECLINES: Final = 16
-_transports: Final[weakref.WeakKeyDictionary[Any, AllgatherTransport]] = weakref.WeakKeyDictionary()
 
 DECLINES: Final[list[dict[str, Any]]] = []
 """The last declined requests of this process, for `status()`."""
 
 _building = threading.local()
 """`yes` while FlashInfer's own code builds in this thread: its inner steps are not requests of their own."""
-_said: Final[set[str]] = set()
 
 
 def make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """FlashInfer's constructor or creator, behind the vote. Everything but the vote is FlashInfer's."""
+    """FlashInfer's constructor or creator, behind the votes. Everything else is FlashInfer's."""
     switch, settings = context.record.switch, context.settings
 
     @functools.wraps(original, updated=())
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not switch.on or getattr(_building, "yes", False):
             return original(*args, **kwargs)
-        audit = None
-        try:
-            declined, audit = _vote_on(kind, original, args, kwargs, settings)
-        except Exception as error:  # noqa: BLE001  # peers cannot know: building alone would hang
-            declined = _bare_decline(kind, error)
-        if declined is not None:
-            if kind != "legacy":
-                args[0]._destroyed = True  # or the destructor of what was never built complains  # noqa: SLF001
-            raise declined
         _building.yes = True
         try:
-            built = original(*args, **kwargs)
-        except Exception as error:
-            if audit is not None:
-                with contextlib.suppress(Exception):
-                    audit.failed(error)
-            raise
+            return _created(kind, original, args, kwargs, settings)
         finally:
             _building.yes = False
-        refused = None
-        if audit is not None:
-            with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
-                refused = _audited(audit, built if kind == "legacy" else args[0])
-        if refused is not None:
-            raise refused
-        return built
 
     return guarded
 
 
-def _audited(audit: Audit, workspace: Any) -> WorkspaceDeclined | None:
+def _created(kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> Any:
+    decision, error = Decision(), None
+    try:
+        _vote_on(decision, kind, original, args, kwargs, settings)
+    except Exception as fault:  # noqa: BLE001  # peers cannot know: building alone would hang
+        decision.declined = _bare_decline(kind, fault)
+    built = None
+    if decision.declined is None and decision.build is not None:
+        built, error = _built_together(decision, original, args, kwargs)
+    if decision.declined is not None:
+        error = decision.declined
+        if kind != "legacy":
+            args[0]._destroyed = True  # or the destructor of what was never built complains  # noqa: SLF001
+    if error is not None:
+        decision.build = None
+        raise error from None
+    return built if decision.build is not None else _built_alone(decision, kind, original, args, kwargs)
+
+
+@dataclass
+class Decision:
+    """What came of the votes: `declined`, a `build` under guard, or neither: FlashInfer builds as it would."""
+
+    what: str = "workspace"
+    kind: str = ""
+    electorate: Electorate | None = None
+    prepared: Preparation | None = None
+    declined: Exception | None = None
+    build: GuardedBuild | None = None
+    audit: Audit | None = None
+
+
+def _vote_on(
+    decision: Decision,
+    kind: Kind,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+) -> None:
+    from fi_shim.patches.guarded_build import GuardedBuild  # what an engine pays for only when it builds
+
+    decision.kind, decision.what = kind, f"{kind} workspace"
+    if _stands_aside():
+        return
+    try:
+        asked = read_arguments(kind, original, args, kwargs)
+        decision.what = asked.what
+        electorate = decision.electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
+        verdict = _at_once(asked, electorate)
+        if verdict is None:
+            decision.prepared = voting.prepared(asked, electorate, settings)
+            verdict = decision.prepared.verdict
+            _remember(decision, verdict)
+    except NoElectorateError as error:
+        with contextlib.suppress(Exception):
+            log.once("not_voted", f"{error}: FlashInfer builds without a vote")
+        return
+    except Exception as error:  # noqa: BLE001  # peers hear nothing from us and give up: building alone would hang
+        verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
+    if verdict.outcome == "no":
+        decision.declined = _declined(decision, verdict)
+        return
+    assert decision.prepared is not None
+    with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log or its audit
+        if verdict.outcome == "abstain":
+            log.once("preflight_skipped", verdict.reason)
+        elif decision.prepared.plan is not None and settings.on_drift != "ignore":
+            decision.audit = Audit(kind, decision.what, electorate.rank, decision.prepared.plan, _audit_vote(electorate, settings))
+    if decision.prepared.under_guard:
+        strict = settings.on_drift == "strict"
+        try:
+            decision.build = GuardedBuild(asked, electorate, decision.prepared, functools.partial(_objection, decision, strict=strict))
+        except Exception as fault:
+            decision.prepared.give_up(f"fi_shim failed on this rank: {type(fault).__name__}: {fault}")
+            raise
+
+
+def _at_once(asked: Asked, electorate: Electorate) -> Verdict | None:
+    """A no that needs no vote: while a stream captures, and what the group has declined before."""
+    from fi_shim.patches import remembered
+
+    own = Record(rank=electorate.rank, vote="no", phase="facts", request=asked.request)
+    if electorate.rank < 0:
+        return Verdict("no", "this process is not in the group that was passed")
+    capturing = False
+    with contextlib.suppress(Exception):  # a torch without CUDA captures nothing
+        capturing = devices.is_capturing()
+    if capturing:
+        reason = f"a CUDA stream is being captured on rank {electorate.rank}: workspaces are made before capture"
+        remembered.refuse(electorate, own, "", reason)
+        return Verdict("no", reason, (replace(own, reason=reason),))
+    return remembered.recall(electorate, own)
+
+
+def _remember(decision: Decision, verdict: Verdict) -> None:
+    from fi_shim.patches import remembered
+
+    assert decision.electorate is not None
+    assert decision.prepared is not None
+    if decision.prepared.session is not None:
+        with contextlib.suppress(Exception):  # then the next request votes again
+            remembered.remember(decision.electorate, decision.prepared.session, decision.prepared.record, verdict)
+
+
+def _built_together(
+    decision: Decision, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Exception | None]:
+    """What FlashInfer built, or its own refusal; `decision.declined` where no rank keeps anything."""
+    assert decision.build is not None
+    try:
+        built = decision.build.make(original, args, kwargs)
+    except Exception as fault:  # noqa: BLE001  # ours; the others have heard of it, or miss this rank
+        decision.declined = _bare_decline(decision.kind, fault)
+        return None, None
+    if decision.build.refusal is not None:
+        return None, decision.build.refusal
+    if decision.build.verdict.declined:
+        _remember(decision, decision.build.verdict)
+        decision.declined = _declined(decision, decision.build.verdict)
+    return built, None
+
+
+def _objection(decision: Decision, built: Any, build: Building, *, strict: bool) -> str:
+    """Why what was built is not to be kept."""
+    if decision.kind == "mnnvl" and not getattr(built, "mc_ptr", True):
+        return "the multicast pointer is null: this device or driver has no NVLink multicast"
+    if decision.audit is None:
+        return ""
+    difference = decision.audit.look(built, build.journal)
+    return f"allocated otherwise than planned: {difference}" if difference and strict else ""
+
+
+def _built_alone(decision: Decision, kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """FlashInfer builds as it would; an audit, if there is one, follows."""
+    audit = decision.audit
+    try:
+        built = original(*args, **kwargs)
+    except Exception as error:
+        if audit is not None:
+            with contextlib.suppress(Exception):
+                audit.failed(error)
+        raise
+    finally:
+        if decision.prepared is not None:
+            with contextlib.suppress(Exception):
+                decision.prepared.drop_reserve()
+    refused = None
+    if audit is not None:
+        with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
+            refused = _audited(decision, audit, built if kind == "legacy" else args[0])
+    if refused is not None:
+        raise refused
+    return built
+
+
+def _audited(decision: Decision, audit: Audit, workspace: Any) -> Exception | None:
     """Compare what was built with its plan; what to raise where all ranks gave it back."""
     verdict = audit.after(workspace)
-    if verdict is None:
-        return None
-    try:
-        return _declined(audit.what, verdict, audit.rank)
-    except Exception as error:  # noqa: BLE001  # it has been given back: no reason to hand it out after all
-        return _bare_decline(audit.kind, error)
+    return None if verdict is None else _declined(decision, verdict)
 
 
 def _stands_aside() -> bool:
@@ -100,38 +227,8 @@ def _stands_aside() -> bool:
     with contextlib.suppress(Exception):  # a fault here is no reason to leave the peers without our vote
         reason = no_decline_here()
         if reason:
-            _say_once("not_voted", f"{reason}: FlashInfer builds without a vote")
+            log.once("not_voted", f"{reason}: FlashInfer builds without a vote")
     return bool(reason)
-
-
-def _vote_on(
-    kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> tuple[WorkspaceDeclined | None, Audit | None]:
-    """What to raise, or None to build; and what to compare afterwards."""
-    if _stands_aside():
-        return None, None
-    what, rank, audit = f"{kind} workspace", None, None
-    try:
-        asked = read_arguments(kind, original, args, kwargs)
-        what = asked.what
-        electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
-        rank = electorate.rank
-        prepared = _prepared(asked, electorate, settings)
-        verdict = prepared.verdict
-    except NoElectorateError as error:
-        with contextlib.suppress(Exception):
-            _say_once("not_voted", f"{error}: FlashInfer builds without a vote")
-        return None, None
-    except Exception as error:  # noqa: BLE001  # peers hear nothing from us and give up: building alone would hang
-        verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
-    if verdict.outcome == "no":
-        return _declined(what, verdict, rank), None
-    with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log or its audit
-        if verdict.outcome == "abstain":
-            _say_once("preflight_skipped", verdict.reason)
-        elif prepared.plan is not None and settings.on_drift != "ignore":
-            audit = Audit(kind, what, electorate.rank, prepared.plan, _audit_vote(electorate, settings))
-    return None, audit
 
 
 def _audit_vote(electorate: Electorate, settings: Settings) -> Callable[[Record], Verdict] | None:
@@ -142,98 +239,21 @@ def _audit_vote(electorate: Electorate, settings: Settings) -> Callable[[Record]
     def vote(record: Record) -> Verdict:
         if electorate.size == 1:
             return decide([record])
-        with _join(electorate, record, settings) as session:
+        with voting.join(electorate, record, settings) as session:
             return session.verdict
 
     return vote
 
 
-def _prepared(asked: Asked, electorate: Electorate, settings: Settings) -> Preparation:
-    creation = _creation(asked, electorate, settings)
-    if electorate.size == 1:
-        return prepare_alone(creation)
-    return prepare(creation, lambda record: _join(electorate, record, settings))
-
-
-def _creation(asked: Asked, electorate: Electorate, settings: Settings) -> Creation:
-    from fi_shim.activation import flashinfer_version
-
-    agreed: dict[str, Scalar] = {"preflight": settings.preflight, "on_drift": settings.on_drift}
-    abstains = "FI_SHIM_PREFLIGHT=off" if settings.preflight == "off" else ""
-    patch = "cutedsl" if asked.kind == "cutedsl" else PATCH.name
-    if patch in settings.disable:
-        agreed, abstains = {}, f"FI_SHIM_DISABLE names {patch} on this rank"
-    return Creation(
-        rank=electorate.rank,
-        flashinfer=flashinfer_version(),
-        request=asked.request,
-        shape=asked.shape,
-        problem=asked.problem,
-        regime_of=functools.partial(_regime_name, asked),
-        device_number=asked.device_number,
-        settings=agreed,
-        abstains=abstains,
-        unsupported=asked.unsupported,
-    )
-
-
-def _regime_name(asked: Asked, release: Release) -> str:
-    """The regime of this entry: the legacy creator's defaults and confidential computing allocate in their own ways."""
-    if asked.kind == "mnnvl":
-        return release.regime_name("mnnvl", confidential_computing=False)
-    if not asked.use_symm_dev_mem:
-        return release.rules["legacy_creator"]
-    from flashinfer.comm import allreduce
-
-    ask = getattr(allreduce, "is_confidential_compute", None) if asked.kind == "trtllm" else None
-    return release.regime_name("trtllm", confidential_computing=bool(ask is not None and ask()))
-
-
-def _join(electorate: Electorate, record: Record, settings: Settings) -> Session:
-    from fi_shim.workspace.ballot.session import join
-    from fi_shim.workspace.store import transport_of
-
-    def waiting(missing: tuple[int, ...], seconds: float) -> None:
-        log.event(
-            "warning", "waiting_for_ranks", missing=",".join(map(str, missing)), seconds=round(seconds), hint="is fi_shim active there?"
-        )
-
-    transport = _transport_without_store(electorate.comm_backend) if electorate.group is None else transport_of(electorate.group)
-    return join(transport, electorate.rank, electorate.size, record, arrival_limit=settings.vote_timeout, on_waiting=waiting)
-
-
-def _transport_without_store(comm_backend: Any) -> AllgatherTransport:
-    """The one transport over a communicator's own allgather: one that still waits for peers must not be asked a second time."""
-    from fi_shim.workspace.ballot.transport import AllgatherTransport
-
-    with contextlib.suppress(TypeError):  # an object that cannot be a weak key
-        if (known := _transports.get(comm_backend)) is not None:
-            return known
-    allgather = _weakly(comm_backend)
-    transport = AllgatherTransport(allgather, lambda text: _say_once("vote_without_store", text))
-    with contextlib.suppress(TypeError):
-        _transports[comm_backend] = transport
-    return transport
-
-
-def _weakly(comm_backend: Any) -> Callable[[str], Any]:
-    """The backend's allgather, without keeping the backend alive."""
-    try:
-        reference = weakref.ref(comm_backend)
-    except TypeError:
-        return comm_backend.allgather  # type: ignore[no-any-return]
-
-    def allgather(text: str) -> Any:
-        backend = reference()
-        if backend is None:
-            raise RuntimeError("the communication backend is gone")
-        return backend.allgather(text)
-
-    return allgather
-
-
-def _declined(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:
+def _declined(decision: Decision, verdict: Verdict) -> Exception:
     """The exception, told once (by the group's first rank that is there) and kept for `status()`."""
+    try:
+        return _told(decision.what, verdict, decision.electorate.rank if decision.electorate else None)
+    except Exception as error:  # noqa: BLE001  # declined it is, also where that cannot be told well
+        return _bare_decline(decision.kind, error)
+
+
+def _told(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:
     error = WorkspaceDeclined(what, verdict)
     records = [{"rank": r.rank, "host": r.host, "vote": r.vote, "reason": r.reason} for r in verdict.records]
     DECLINES.append({"what": what, "reason": verdict.reason, "missing": list(verdict.missing), "records": records})
@@ -251,12 +271,6 @@ def _bare_decline(kind: str, error: Exception) -> WorkspaceDeclined:
     declined.verdict, declined.what = Verdict.__new__(Verdict), f"{kind} workspace"
     vars(declined.verdict).update(outcome="no", reason=text, records=(), missing=())
     return declined
-
-
-def _say_once(name: str, text: str) -> None:
-    if (key := f"{name} {text}") not in _said:
-        _said.add(key)
-        log.event("warning", name, reason=text)
 
 
 def _apply_to_allreduce(module: ModuleType, context: Context) -> str:

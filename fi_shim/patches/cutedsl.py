@@ -1,4 +1,4 @@
-"""Before the CuTe DSL workspace is built: FlashInfer's own checks, asked on all ranks; all build, or all raise the same."""
+"""FlashInfer's CuTe DSL workspace, which engines construct directly: all ranks build it under guard, or all raise the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from fi_shim.patches.creation import make_guard
 from fi_shim.patches.definition import Patch
-from fi_shim.registry import NotNeededError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -15,22 +14,18 @@ if TYPE_CHECKING:
 
 
 def _apply(module: ModuleType, context: Context) -> str:
-    from flashinfer.comm import allreduce
-
-    if not hasattr(allreduce, "is_mnnvl_cutedsl_supported"):
-        raise NotNeededError("this FlashInfer has no is_mnnvl_cutedsl_supported to ask: its CuTe DSL workspace is left alone")
     workspace = module.MNNVLCuteDSLAllReduceFusionWorkspace
     context.record.replace(workspace, "__init__", lambda original: make_guard("cutedsl", original, context))
-    return "FlashInfer's own checks are asked on all ranks; memory, the rendezvous and the kernels' compilation are not"
+    return "constructor found; its memory is not probed"
 
 
 PATCH: Final = Patch(
     name="cutedsl",
     modules={"flashinfer.comm.mnnvl_cutedsl_ar": _apply},
-    why="its constructor checks arguments and device on each rank by itself, and is collective from then on: a rank that is refused leaves "
-    "its peers waiting",
-    how="all ranks vote on what they ask for and on what is_mnnvl_cutedsl_supported says; any no, and all raise WorkspaceDeclined",
-    upstream="flashinfer/comm/mnnvl_cutedsl_ar.py, 0.7.2.post1 on",
+    why="its constructor checks arguments and device on each rank by itself, compiles, allocates and meets its peers: a rank that fails "
+    "leaves them waiting",
+    how="all ranks vote on what they ask for, then build under guard: one rank's failure ends every wait, and all raise WorkspaceDeclined",
+    upstream="flashinfer/comm/mnnvl_cutedsl_ar.py, 0.6.18 on; 0.7.2.post1 has is_mnnvl_cutedsl_supported, for one rank",
     plan="stays: FlashInfer leaves it to its callers to combine the ranks' answers",
     stays_when_disabled=True,
     optional="FlashInfer's CuTe DSL workspace",

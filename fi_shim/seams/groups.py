@@ -28,14 +28,17 @@ def find_electorate(group: Any, comm_backend: Any, world_size: int | None) -> El
     Args:
         group: what the caller gave as process group, or None.
         comm_backend: what the caller gave as communication backend, or None.
-        world_size: ranks of the workspace; None if the caller's own is not a number: then the group's size holds.
+        world_size: ranks of the workspace; None if the caller's own is not a number.
+
+    Returns:
+        The group, whatever its size. `rank` is -1 where this process is not in it.
 
     Raises:
-        NoElectorateError: no torch group and no usable backend, or a group of another size than the workspace.
+        NoElectorateError: no torch group and no usable backend, or a workspace of one rank in a larger group.
     """
     electorate = _find(group, comm_backend)
-    if world_size is not None and electorate.size != world_size:
-        raise NoElectorateError(f"the group has {electorate.size} ranks, the workspace {world_size}")
+    if world_size == 1 and electorate.size != 1:
+        raise NoElectorateError(f"the group has {electorate.size} ranks, the workspace one, which has nobody to vote with")
     return electorate
 
 
@@ -45,6 +48,8 @@ def _find(group: Any, comm_backend: Any) -> Electorate:
     initialized = dist.is_available() and dist.is_initialized()
     candidates = [getattr(comm_backend, "_cpu_group", None), getattr(comm_backend, "_group", None), group]
     if initialized:
+        if any(candidate is dist.GroupMember.NON_GROUP_MEMBER for candidate in candidates):
+            return Electorate(None, None, -1, 0)
         for candidate in candidates:
             if isinstance(candidate, dist.ProcessGroup):
                 return Electorate(candidate, comm_backend, dist.get_rank(candidate), dist.get_world_size(candidate))

@@ -33,11 +33,15 @@ def local_facts(rule: str, device: int) -> dict[str, Any]:
 def agreed(rule: str, records: Sequence[Record]) -> HandleType:
     """The handle type that all ranks are going to use. ValueError, with both sides, where FlashInfer cannot agree on one."""
     answers = {record.rank: record.facts["handle_type"] for record in records}
+    hosts = {record.host for record in records}
     if rule == "rank":
         if len(set(answers.values())) > 1:
             raise ValueError(f"ranks would use different handle types and wait for each other: {_sides(answers)}")
-        return "fabric" if "fabric" in answers.values() else "posix"
-    hosts = {record.host for record in records}
+        if "fabric" in answers.values():
+            return "fabric"
+        if len(hosts) > 1:
+            raise ValueError(f"memory shared across hosts {', '.join(sorted(hosts))} needs fabric handles: {_sides(answers)}")
+        return "posix"
     clusters = {record.facts["cluster"] for record in records}
     if len(hosts) == 1:
         return "fabric" if set(answers.values()) == {"fabric"} else "posix"

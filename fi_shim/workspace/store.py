@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.workspace.ballot.operations import CompareSet, Read, Set
+from fi_shim.workspace.ballot.operations import CompareSet, Delete, Read, Set
 from fi_shim.workspace.ballot.protocol import Voter
 from fi_shim.workspace.ballot.transport import Transport
 from fi_shim.workspace.ballot.worker import SilentError
@@ -46,9 +46,16 @@ class StoreTransport(Transport):
         self.ranks = tuple(ranks)
         self._origin = weakref.ref(store)  # the group's own store must be able to die with its group
         self._client: Any = None
+        self.attempts: set[str] = set()
+        """That this process took part in."""
+
+    @property
+    def origin(self) -> Any:
+        """The group's own store, or None where the group is gone."""
+        return self._origin()
 
     def voter(self, rank: int, world_size: int, limits: Limits) -> Voter:
-        return Voter(rank, world_size, secrets.token_hex(16), limits)
+        return Voter(rank, world_size, secrets.token_hex(16), limits, known=self.attempts)
 
     def perform(self, operation: Operation, task: Task[Any]) -> Any:
         for last in (*[False] * (_TRIES - 1), True):
@@ -70,9 +77,14 @@ class StoreTransport(Transport):
             return client.set(self.prefix + operation.key, operation.value)
         if isinstance(operation, CompareSet):
             return bytes(client.compare_set(self.prefix + operation.key, operation.expected, operation.value))
+        if isinstance(operation, Delete):
+            return client.delete_key(self.prefix + operation.key)
         assert isinstance(operation, Read)
         keys = [self.prefix + key for key in operation.keys]
-        present = keys if operation.exist or client.check(keys) else [key for key in keys if len(keys) > 1 and client.check([key])]
+        if operation.exist or client.check(keys):
+            present = keys
+        else:
+            present = [] if operation.together else [key for key in keys if len(keys) > 1 and client.check([key])]
         values = client.multi_get(present) if present and client.has_extended_api() else [client.get(key) for key in present]
         return {key.removeprefix(self.prefix): bytes(value) for key, value in zip(present, values, strict=True)}
 

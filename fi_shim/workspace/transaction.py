@@ -1,4 +1,4 @@
-"""Before a workspace is built: each rank states its facts, probes, and all come to one verdict."""
+"""A workspace as a transaction: each rank states its facts, probes, and all come to one verdict; when all have built, they vote again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from fi_shim.workspace.vote import Record, Verdict, decide
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from fi_shim.seams.reserve import Reserve
     from fi_shim.workspace.ballot.session import Session
     from fi_shim.workspace.request import WorkspaceShape
     from fi_shim.workspace.sizes import AllocationPlan, Regime
-    from fi_shim.workspace.vote import Scalar
+    from fi_shim.workspace.vote import Scalar, Vote
 
 SHARED_BY_HANDLE: Final = "cuMemCreate"
 
@@ -44,8 +45,14 @@ class Creation:
     """Settings that must be equal on all ranks."""
     abstains: str = ""
     """A reason to vote abstain, whatever is found."""
-    unsupported: Callable[[], str] | None = None
-    """In place of a shape, where sizes are not known: why this rank cannot build, or an empty text. Nothing is probed then."""
+    objection: str = ""
+    """A reason to vote no, whatever is found."""
+    guarded: bool = False
+    """Whether this rank can build under guard."""
+    keeps_probe: bool = False
+    """Whether what the probe creates is kept for the build."""
+    make_ready: Callable[[], object] | None = None
+    """What may take minutes before anything is allocated: the release's kernels."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,25 @@ class Preparation:
     """What came of the vote, and what this rank expects to be allocated; no plan where it did not get that far."""
 
     verdict: Verdict
+    record: Record
     plan: AllocationPlan | None = None
+    session: Session | None = None
+    """In which the ranks voted."""
+    under_guard: bool = False
+    """All ranks build under guard: the session is open, and `commit` closes it."""
+    reserve: Reserve | None = None
+    """What the probe has kept; the caller releases what is not used."""
+
+    def give_up(self, reason: str) -> None:
+        """Do not build after all: the other ranks learn the reason, and what the probe kept is released."""
+        self.drop_reserve()
+        if self.session is not None:
+            self.session.close(reason)
+
+    def drop_reserve(self) -> None:
+        """Release what the probe has kept."""
+        if self.reserve is not None:
+            self.reserve.release()
 
 
 def prepare(creation: Creation, join: Callable[[Record], Session]) -> Preparation:
@@ -80,41 +105,61 @@ def prepare(creation: Creation, join: Callable[[Record], Session]) -> Preparatio
         The verdict that all ranks share, with this rank's plan.
     """
     record, ground = _facts(creation)
-    session, plan = join(record), None
-    verdict = session.verdict
-    if verdict.outcome == "yes" and ground is not None:
-        record, plan = _probed(creation, record, ground, verdict.records)
-        verdict = session.round("probe", record)
+    session = join(record)
+    prepared = Preparation(session.verdict, record, session=session)
+    if session.verdict.outcome == "yes" and ground is not None:
+        probed = _probed(creation, record, ground, session)
+        prepared = replace(probed, verdict=session.round("probe", probed.record), session=session)
+    if not prepared.verdict.declined and prepared.verdict.guarded:
+        return replace(prepared, under_guard=True)
+    if prepared.verdict.outcome != "yes":
+        prepared.drop_reserve()
     with contextlib.suppress(Exception):  # the verdict holds on all ranks, also if this one cannot say goodbye
         session.close()
-    return Preparation(verdict, plan)
+    return prepared
+
+
+def commit(prepared: Preparation, failure: tuple[str, int] | None) -> Verdict:
+    """The last vote: whether all ranks keep what they built. Closes the session.
+
+    Args:
+        prepared: with an open session.
+        failure: what went wrong on this rank and who is to blame for it (`Record.blame`), or None.
+    """
+    assert prepared.session is not None
+    reason, blame = failure or ("", 0)
+    record = replace(prepared.record, phase="commit", vote="yes" if failure is None else "no", reason=reason, blame=blame, facts={})
+    try:
+        return prepared.session.round("commit", record)
+    finally:
+        with contextlib.suppress(Exception):
+            prepared.session.close()
 
 
 def prepare_alone(creation: Creation) -> Preparation:
     """The same for a world of one rank, which needs no vote."""
-    record, ground = _facts(creation)
+    record, ground = _facts(replace(creation, guarded=False, keeps_probe=False))
     verdict = decide([record])
     if verdict.outcome != "yes" or ground is None:
-        return Preparation(verdict)
-    record, plan = _probed(creation, record, ground, (record,))
-    return Preparation(decide([record]), plan)
+        return Preparation(verdict, record)
+    probed = _probed(creation, record, ground, None)
+    return replace(probed, verdict=decide([probed.record]))
 
 
 def _facts(creation: Creation) -> tuple[Record, _Ground | None]:
     record = Record(
         rank=creation.rank, vote="abstain", phase="facts", host=socket.gethostname(), flashinfer=creation.flashinfer,
-        request=creation.request, settings=creation.settings,
+        request=creation.request, settings=creation.settings, guarded=creation.guarded,
     )  # fmt: skip
     try:
-        if creation.unsupported is not None and not creation.abstains:
-            refused = creation.unsupported()
-            return replace(record, device=devices.current_device(), vote="no" if refused else "yes", reason=refused), None
-        if creation.abstains or creation.shape is None:
-            return replace(record, reason=creation.abstains or creation.problem), None
+        record = replace(record, device=devices.current_device())
+        if creation.objection or creation.abstains or creation.shape is None:
+            vote: Vote = "no" if creation.objection else "abstain"
+            return replace(record, vote=vote, reason=creation.objection or creation.abstains or creation.problem), None
         ground = _look_around(creation)
         record = replace(record, device=ground.device, regime=ground.regime.name)
-        if ground.regime.multicast != "none" and not _multicast_supported(ground.device):
-            return replace(record, vote="no", reason="the device does not support NVLink multicast, which this release needs"), None
+        if reason := _unsuitable(ground):
+            return replace(record, vote="no", reason=reason), None
         if not ground.shares_handles:
             return replace(record, vote="yes"), ground
         facts = handles.local_facts(ground.handle_rule, ground.device)
@@ -134,27 +179,51 @@ def _look_around(creation: Creation) -> _Ground:
     return _Ground(regime, device, release.rules["handle_type"])
 
 
+def _unsuitable(ground: _Ground) -> str:
+    """Why this release cannot use this device, or an empty text."""
+    if ground.device != (current := devices.current_device()):
+        return f"this release allocates on device {ground.device}, the rank's number, but the current device is {current}"
+    if ground.regime.multicast != "none" and not _multicast_supported(ground.device):
+        return "the device does not support NVLink multicast, which this release needs"
+    return ""
+
+
 def _multicast_supported(device: int) -> bool:
     driver = seam.bindings()
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
     return bool(seam.checked(driver, "cuDeviceGetAttribute", attribute, device))
 
 
-def _probed(creation: Creation, record: Record, ground: _Ground, records: tuple[Record, ...]) -> tuple[Record, AllocationPlan | None]:
-    """This rank's record of the probe round, and its plan."""
-    record, plan = replace(record, phase="probe", vote="abstain", reason="", facts={}), None
+def _probed(creation: Creation, facts: Record, ground: _Ground, session: Session | None) -> Preparation:
+    """This rank's record of the probe round, its plan, and what it kept. Without a verdict yet."""
+    record, plan, undecided = replace(facts, phase="probe", vote="abstain", reason="", facts={}), None, decide([facts])
+    records = (facts,) if session is None else session.verdict.records
     try:
+        if creation.make_ready is not None and (failure := _make_ready(creation.make_ready, session)):
+            return Preparation(undecided, replace(record, vote="no", reason=failure))
         assert creation.shape is not None
         handle_type = None
         if ground.shares_handles:
             try:
                 handle_type = handles.agreed(ground.handle_rule, records)
             except ValueError as error:
-                return replace(record, vote="no", reason=str(error)), None
+                return Preparation(undecided, replace(record, vote="no", reason=str(error)))
         granularities = device_granularities(ground.regime, ground.device, creation.shape.world_size, handle_type)
         plan = ground.regime.plan(creation.shape, granularities)
         may_fall_back = ground.handle_rule == "group" and handle_type == "fabric" and len({r.host for r in records}) == 1
-        finding = probe(plan, ground.device, handle_type, may_fall_back=may_fall_back)
-        return replace(record, vote=finding.vote, reason=finding.reason, bytes_needed=finding.needed, bytes_free=finding.free), plan
+        finding = probe(plan, ground.device, handle_type, may_fall_back=may_fall_back, keep=creation.keeps_probe)
+        record = replace(record, vote=finding.vote, reason=finding.reason, bytes_needed=finding.needed, bytes_free=finding.free)
+        return Preparation(undecided, record, plan, reserve=finding.reserve)
     except Exception as error:  # noqa: BLE001  # a probe that cannot run is not "out of memory"
-        return replace(record, vote="abstain", reason=f"the probe could not run: {type(error).__name__}: {error}"), plan
+        reason = f"the probe could not run: {type(error).__name__}: {error}"
+        return Preparation(undecided, replace(record, vote="abstain", reason=reason), plan)
+
+
+def _make_ready(make_ready: Callable[[], object], session: Session | None) -> str:
+    """What made it fail, or an empty text. The other ranks see signs of life meanwhile."""
+    try:
+        with contextlib.nullcontext() if session is None else session.working("kernel build"):
+            make_ready()
+    except Exception as error:  # noqa: BLE001  # FlashInfer itself would fail next
+        return f"FlashInfer's kernels cannot be built: {type(error).__name__}: {error}"
+    return ""

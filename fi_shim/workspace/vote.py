@@ -14,6 +14,11 @@ Vote: TypeAlias = Literal["yes", "no", "abstain", "absent"]
 Outcome: TypeAlias = Literal["yes", "no", "abstain"]
 Scalar: TypeAlias = str | int | float | bool | None
 
+OWN_ERROR: Final = 1
+"""FlashInfer raised on this rank; perhaps since it had been told of another rank."""
+OWN_CALL: Final = 2
+"""A call of this rank failed."""
+
 _NAMED: Final = 3  # at most so many ranks are quoted in full in one reason
 
 
@@ -34,6 +39,10 @@ class Record:
     bytes_needed: int | None = None
     bytes_free: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    guarded: bool = False
+    """Whether this rank builds under guard if all do."""
+    blame: int = 0
+    """Of a rank that could not build: OWN_CALL, OWN_ERROR or, where another rank's failure ended its wait, 0."""
     format: int = FORMAT
 
     @property
@@ -51,6 +60,11 @@ class Verdict:
     reason: str
     records: tuple[Record, ...] = ()
     missing: tuple[int, ...] = ()
+
+    @property
+    def guarded(self) -> bool:
+        """True if all ranks build under guard; one that does not would wait in other collectives than they do."""
+        return bool(self.records) and all(record.guarded for record in self.records)
 
     @property
     def declined(self) -> bool:
@@ -98,6 +112,7 @@ def decide(records: Sequence[Record]) -> Verdict:
     ballots = tuple(records)
     missing = tuple(r.rank for r in ballots if r.vote == "absent")
     against = [r for r in ballots if r.vote == "no"]
+    against = [r for r in against if r.blame == max(one.blame for one in against)]
     undecided = [r for r in ballots if r.vote == "abstain"]
     objections = [
         *([f"{ranks(missing)} did not vote"] if missing else []),
@@ -185,5 +200,6 @@ _FITS: Final = {
     **dict.fromkeys(("request", "settings"), _is_flat),
     **dict.fromkeys(("device", "bytes_needed", "bytes_free"), _is_count),
     "facts": _is_object,
-    "format": _is_int,
+    "guarded": lambda value: isinstance(value, bool),
+    **dict.fromkeys(("blame", "format"), _is_int),
 }

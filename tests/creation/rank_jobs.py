@@ -56,6 +56,13 @@ def join_group(port: int, size: int, subgroups: dict[str, list[int]]) -> None:
         torch.cuda.set_device(rank)
 
 
+def borrow_group(name: str) -> None:
+    """Know a group by name that this process is not in, as torch hands it out."""
+    import torch.distributed as dist
+
+    groups[name] = dist.GroupMember.NON_GROUP_MEMBER
+
+
 def leave_group() -> None:
     import torch.distributed as dist
 
@@ -356,6 +363,10 @@ def left() -> dict[str, Any]:
     return {"own": bool(stock), "bytes": {str(device): size for device, size in stock.bytes.items()}}
 
 
+def reset() -> None:
+    fi_shim.reset()
+
+
 def calls() -> dict[str, int]:
     return testing.calls()
 
@@ -453,6 +464,7 @@ def mend_functions() -> None:
     while hidden:
         name, code = hidden.popitem()
         _function(name).__code__ = code
+    fi_shim.reset()  # what was declined with it broken
 
 
 def _broken(*_args: Any, **_kwargs: Any) -> Any:
@@ -515,10 +527,10 @@ def _is_ours(name: str, module: Any) -> bool:
 
 def afresh() -> None:
     """Forget what fi_shim has cached or said in this process, so that the next creation does all its work again."""
-    from fi_shim.patches import creation
+    from fi_shim import log
     from fi_shim.workspace import store
 
-    creation._said.clear()
+    log._SAID.clear()
     store._transports.clear()  # an old connection goes with its transport
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fi_shim":

@@ -48,7 +48,7 @@ def test_in_a_subgroup_its_own_first_rank_speaks(team: Callable[..., Team]) -> N
 def test_status_tells_the_declines_on_every_rank(team: Callable[..., Team]) -> None:
     ranks = team(2, simulate=ONE_SHORT)
     ranks.create()
-    ranks.create(each={1: {"hidden_dim": 2048}})
+    ranks.create(tokens=64, each={1: {"hidden_dim": 2048}})
     for status in ranks.all("status"):
         first, second = status["declines"]
         assert "trtllm workspace" in first["what"]

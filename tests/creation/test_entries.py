@@ -126,6 +126,7 @@ def test_bytes_that_are_free_but_cannot_be_had(team: Callable[..., Team]) -> Non
     ranks = team(2, faults="rank=1,call=cuMemCreate,n=3,error=CUDA_ERROR_OUT_OF_MEMORY")
     all_declined(ranks.create(), "rank 1", "cuMemCreate answers CUDA_ERROR_OUT_OF_MEMORY")
     nothing_left(ranks)
+    ranks.all("reset")
     all_built(ranks.create())
 
 

@@ -144,17 +144,27 @@ def test_the_probe_asks_for_what_flashinfer_asks_for(team: Callable[..., Team]) 
             assert all(f"on device {rank}, handle type {FABRIC}, rdma 1" in line for line in lines)
 
 
-@pytest.mark.parametrize(("release", "follows_rank"), [("0.6.6", True), ("0.6.9", False), ("0.7.2", False)])
+@pytest.mark.parametrize("release", ["0.6.9", "0.7.2"])
 @pytest.mark.parametrize("backend", ["trtllm", "mnnvl"])
-def test_the_device_is_the_one_flashinfer_uses(team: Callable[..., Team], release: str, follows_rank: bool, backend: str) -> None:
+def test_the_device_is_the_one_flashinfer_uses(team: Callable[..., Team], release: str, backend: str) -> None:
     ranks = team(2, release=release, simulate="4x8GiB")
     ranks.all("use_device", each={0: {"device": 3}, 1: {"device": 2}})
     ranks.all("record_properties")
     all_built(ranks.create(backend=backend))
-    used = [0, 1] if follows_rank else [3, 2]
     for rank, lines in enumerate(ranks.all("recorded")):
         assert lines
-        assert all(f"on device {used[rank]}," in line for line in lines)
+        assert all(f"on device {(3, 2)[rank]}," in line for line in lines)
+
+
+@pytest.mark.parametrize("backend", ["trtllm", "mnnvl"])
+def test_a_release_that_numbers_devices_by_rank_declines_on_another_device(team: Callable[..., Team], backend: str) -> None:
+    ranks = team(2, release="0.6.6", simulate="4x8GiB")
+    ranks.all("use_device", each={0: {"device": 0}, 1: {"device": 2}})
+    verdict = all_declined(ranks.create(backend=backend), "rank 1", "allocates on device 1", "current device is 2")
+    assert [record["vote"] for record in verdict["records"]] == ["yes", "no"]
+    ranks.all("use_device", each={1: {"device": 1}, 0: {"device": 0}})
+    ranks.all("reset")
+    all_built(ranks.create(backend=backend))
 
 
 def test_the_device_that_is_short_is_the_one_that_is_used(team: Callable[..., Team]) -> None:

@@ -72,4 +72,5 @@ def test_the_group_votes_again_after_a_rank_was_stopped(team: Callable[..., Team
     none_built(ranks.results(futures[:2]))
     ranks.ranks[2].send(signal.SIGCONT)
     none_built(ranks.results(futures[2:]))
+    ranks.all("reset")
     all_built(ranks.create())

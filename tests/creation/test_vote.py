@@ -244,9 +244,38 @@ def test_no_process_group_passes_through(team: Callable[..., Team]) -> None:
     assert "torch.distributed is not initialised" in ranks.ranks[0].said()
 
 
-def test_a_group_of_another_size_passes_through(team: Callable[..., Team]) -> None:
+def test_a_workspace_of_one_rank_in_a_larger_group_passes_through(team: Callable[..., Team]) -> None:
     ranks = same_as_without(team, world_size=1, rank=0)
-    assert "the group has 2 ranks, the workspace 1" in ranks.ranks[0].said()
+    assert "the group has 2 ranks, the workspace one" in ranks.ranks[0].said()
+
+
+@pytest.mark.parametrize("backend", ["trtllm", "mnnvl"])
+def test_a_group_of_another_size_declines(team: Callable[..., Team], backend: str) -> None:
+    ranks = team(4)
+    results = ranks.create(backend=backend, world_size=2, each={rank: {"rank": rank % 2} for rank in range(4)})
+    verdict = all_declined(results, "the group has 4 ranks, the workspace 2")
+    assert [record["vote"] for record in verdict["records"]] == ["no"] * 4
+    prompt(results)
+    nothing_left(ranks)
+
+
+@pytest.mark.parametrize("passed", [0, 2, -1])
+def test_a_rank_that_is_not_the_groups_declines(team: Callable[..., Team], passed: int) -> None:
+    ranks = team(2)
+    results = ranks.create(each={1: {"rank": passed}})
+    verdict = all_declined(results, f"rank {passed} was passed, but this process is rank 1 of the group")
+    assert [record["vote"] for record in verdict["records"]] == ["yes", "no"]
+    prompt(results)
+    all_built(ranks.create(tokens=64))
+
+
+def test_a_process_outside_of_the_group_is_told_so_at_once(team: Callable[..., Team]) -> None:
+    ranks = team(3, begin=False)
+    ranks.begin({"pair": [1, 2]})
+    ranks.results(ranks.start("borrow_group", only=(0,), name="pair"))
+    results = ranks.results(ranks.start("create", only=(0,), via="group", group="pair", world_size=2, rank=0))
+    assert "this process is not in the group" in results[0]["message"]
+    prompt(results)
 
 
 @pytest.mark.parametrize("begin", [True, False])

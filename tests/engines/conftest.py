@@ -21,18 +21,13 @@ FLASHINFER = {  # what each release pins
 }  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one engine stay in one worker, which then loads it once; what takes many minutes runs where a marker expression names it."""
-    own = [item for item in items if item.path.parent == HERE]
-    for item in own:
-        parameters = getattr(item, "callspec", None)
-        if parameters is not None and "release" in parameters.params:
-            item.add_marker(pytest.mark.xdist_group(parameters.params["release"]))
-    if "matrix" not in config.getoption("markexpr"):
-        long = [item for item in own if item.get_closest_marker("matrix")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    """What takes many minutes runs where a marker expression names it."""
+    if "matrix" in config.getoption("markexpr"):
+        return
+    long = [item for item in items if item.path.parent == HERE and item.get_closest_marker("matrix")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,16 @@ from flashinfer.comm import mnnvl_cutedsl_ar as workspaces  # noqa: E402
 
 def _protocol(**options: Any) -> object:
     """In place of a protocol, which compiles kernels and meets its peers."""
-    dist.barrier(group=options["group"])
+    workspaces.dist.barrier(group=options["group"])
     return object()
+
+
+def _broken_protocol(**_options: Any) -> object:
+    raise RuntimeError("no compiler")
+
+
+def break_kernel() -> None:
+    workspaces.BTProtocol = _broken_protocol  # type: ignore[misc,assignment]
 
 
 def enter(capability: tuple[int, int] = (10, 0)) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
     from creation.pool import Team
 
 PROMPT_SECONDS = 6.0  # for both ranks to come back; the machine may be busy
 HANG_SECONDS = 3.0  # that a peer is given to come back; it never does
-NEEDS_THE_GUARD = pytest.mark.xfail(strict=True, reason="needs the guarded build")
 SHIM_OFF = {"FI_SHIM": "0"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engines.endings import NEEDS_THE_GUARD, SHIM_OFF, both, leaves_a_peer_waiting
+from engines.endings import SHIM_OFF, both, leaves_a_peer_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,7 +189,6 @@ def later_faults() -> list[Any]:
     ]
 
 
-@NEEDS_THE_GUARD
 @pytest.mark.parametrize(("release", "fault"), later_faults())
 def test_one_rank_fails_while_flashinfer_builds(engine: Callable[..., Team], release: str, fault: str) -> None:
     ranks = engine(release, faults=f"rank=1,{LATER[fault]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engines.endings import NEEDS_THE_GUARD, SHIM_OFF, both, leaves_a_peer_waiting
+from engines.endings import SHIM_OFF, both, leaves_a_peer_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,17 +48,10 @@ MNNVL_ON_ONE_RANK_ONLY: dict[str, dict[str, Any]] = {
     "binding fails": {"faults": "rank=1,call=cuMulticastBindMem,error=CUDA_ERROR_OUT_OF_MEMORY"},
     "the object cannot be made": {"faults": "rank=0,call=cuMulticastCreate,error=CUDA_ERROR_OUT_OF_MEMORY"},
 }
-LATER = ("binding fails", "the object cannot be made")
 
 
-@pytest.mark.parametrize(
-    ("release", "reason"),
-    [
-        pytest.param(release, reason, marks=NEEDS_THE_GUARD if reason in LATER else ())
-        for release in RELEASES
-        for reason in MNNVL_ON_ONE_RANK_ONLY
-    ],
-)
+@pytest.mark.parametrize("reason", MNNVL_ON_ONE_RANK_ONLY)
+@pytest.mark.parametrize("release", RELEASES)
 def test_mnnvl_fails_on_one_rank_and_all_take_trtllm(engine: Callable[..., Team], release: str, reason: str) -> None:
     fell_back_to("trtllm", engine(release, backend="auto", **MNNVL_ON_ONE_RANK_ONLY[reason]))
 
@@ -86,7 +79,6 @@ def test_the_flood(engine: Callable[..., Team], release: str, environ: dict[str,
     assert ranks.ranks[0].said().count(VALIDATOR_SAYS) == lines
 
 
-@NEEDS_THE_GUARD
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_retry_meets_the_remembered_decline(engine: Callable[..., Team], release: str) -> None:
     ranks = engine(release, backend="trtllm", simulate="2x8GiB;1=4MiB")

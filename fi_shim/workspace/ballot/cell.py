@@ -31,6 +31,8 @@ class Cell:
     missed: tuple[int, ...] = ()  # "left": the ranks that it missed
     reason: str = ""  # "left": why
     doubt: str = ""  # "left": the label of the round whose verdict it could not learn
+    refuses: str = ""  # "left": the request that it will not vote on; `attempt` is the one that declined it, if one did
+    answers: tuple[str, ...] = ()  # "left": nonces of the ranks that this refusal is an answer to
 
     def to_bytes(self) -> bytes:
         """Return the cell as JSON."""
@@ -59,7 +61,7 @@ def cell_from_bytes(data: bytes) -> Cell | None:
     try:
         value = json.loads(data)
         record = None if value["record"] is None else record_from_json(value["record"])
-        return Cell(**{**value, "record": record, "missed": tuple(value["missed"])})
+        return Cell(**{**value, "record": record, "missed": tuple(value["missed"]), "answers": tuple(value["answers"])})
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -37,10 +37,18 @@ class Set:
 
 @dataclass(frozen=True)
 class Read:
-    """Read keys. Reply: a dict of those that exist. `exist`: all are known to, which saves a question."""
+    """Read keys. Reply: a dict of those that exist; `together`: empty unless all do. `exist`: all are known to, which saves a question."""
 
     keys: tuple[str, ...]
     exist: bool = False
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Remove a key."""
+
+    key: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Exchange:
     text: str
 
 
-Operation: TypeAlias = Set | Read | CompareSet | Exchange | Sleep | Clock | Promise | Waiting
+Operation: TypeAlias = Set | Read | Delete | CompareSet | Exchange | Sleep | Clock | Promise | Waiting
 Steps: TypeAlias = Generator[Operation, Any, T]
 
 

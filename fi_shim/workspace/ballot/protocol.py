@@ -14,6 +14,7 @@ whoever is late to act first looks whether somebody gave up in doubt, and every 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,8 @@ class Voter:
     written: bytes = b""
     exist: bool = False  # all cells
     came: set[int] = field(default_factory=set)  # the ranks that were there, in this round or, before there was one, at all
+    known: set[str] = field(default_factory=set)  # attempts that this process took part in
+    from_store: bool = False  # the last verdict is the one in the store, or a rank's word about it
 
     def join(self, record: Record) -> Steps[Verdict | None]:
         """Wait for all ranks and agree on their facts. None if the caller gave up meanwhile."""
@@ -69,6 +72,15 @@ class Voter:
         now = yield Clock()
         self.label = f"{self.turn}.{name}"
         yield from self._write("working", now + self.limits.silence)
+
+    def refuse(self, request: str, attempt: str, reason: str) -> Steps[None]:
+        """Do not vote on a request: `attempt` has declined it, or (empty) it is out of the question now. Answers who waits already."""
+        cells = yield from self.look()
+        waiting = tuple(cell.nonce for cell in cells if cell is not None and cell.state == "waiting")
+        now = yield Clock()
+        refusal = Cell(self.nonce, "left", now, now, attempt, reason=reason, refuses=request, answers=waiting)
+        self.written = refusal.to_bytes()
+        yield Set(f"cell/{self.rank}", self.written)
 
     def leave(self, reason: str, *, missed: tuple[int, ...] = (), doubt: str = "") -> Steps[None]:
         """Take no more part in the attempt. Leaves alone what a later attempt of this rank has written."""
@@ -103,17 +115,31 @@ class Voter:
     def _seek(self, started: float, latest: float) -> Steps[tuple[Verdict | None, tuple[int, ...] | None]]:
         """One look for the other ranks. Returns the verdict, if there is one, and who is missing (None: look again at once)."""
         before = self.looked
-        cells = yield from self._look()
+        cells = yield from self.look()
         found = attempt_of(cells)
         if found and found != self.attempt:
             return (yield from self._enter(found, before, latest)), None
         if self.attempt and (verdict := (yield from self._count(cells)) or (yield from self._read_verdict())):
             return verdict, ()
+        if refusal := self._refusal(cells):
+            return refusal, ()
         now = yield Clock()
         missing = self._missing(cells)
         if now >= (min(self.until, started + self.limits.late) if self._missed_by_all(cells) else self.until):
             return (yield from self._give_up(cells, missing, now - started)), missing
         return None, missing
+
+    def _refusal(self, cells: Cells) -> Verdict | None:
+        """What a rank answers that will not vote on this request. One that remembers counts only for who was there."""
+        assert self.record is not None
+        request = request_name(self.record)
+        for rank, cell in enumerate(cells):
+            if rank == self.rank or cell is None or cell.state != "left" or not cell.refuses:
+                continue
+            if self.nonce in cell.answers or (cell.refuses == request and cell.attempt in self.known):
+                self.from_store, self.attempt = bool(cell.attempt) and cell.refuses == request, cell.attempt
+                return Verdict("no", f"{ranks([rank])} does not vote: {cell.reason}", _records(cells))
+        return None
 
     def _round(self, label: str, record: Record) -> Steps[Verdict]:
         self.since = self.undecided
@@ -132,7 +158,7 @@ class Voter:
 
     def _watch(self, signs: Signs) -> Steps[tuple[Verdict | None, tuple[int, ...]]]:
         """One look at the other ranks' votes. Returns the verdict, if there is one, and who is missing."""
-        cells = yield from self._look()
+        cells = yield from self.look()
         if verdict := (yield from self._count(cells)) or (yield from self._read_verdict()):
             return verdict, ()
         now = yield Clock()
@@ -148,6 +174,7 @@ class Voter:
             return verdict
         now = yield Clock()
         self.attempt, self.label, self.since, self.offset = attempt, FACTS, since, {self.rank: 0.0}
+        self.known.add(attempt)
         self.undecided = self.incomplete = now
         self.came = set()
         yield from self._vote(max(self.until, min(now, latest) + self.limits.doubt))
@@ -190,14 +217,15 @@ class Voter:
         verdict, spare = _restored(stored)
         now = yield Clock()
         if verdict.outcome == "no" or now < self.undecided + spare:
+            self.from_store = True
             return verdict
         yield Promise(now + 3 * self.limits.grace)
         yield Sleep(self.limits.grace)  # this rank or the store was stopped: time for those who lost it to say so
-        cells = yield from self._look()
+        cells = yield from self.look()
         lost = [rank for rank, cell in enumerate(cells) if cell and cell.attempt == self.attempt and cell.doubt == self.label]
         return Verdict("no", f"{ranks(lost)} lost the store and gave up", verdict.records) if lost else verdict
 
-    def _look(self) -> Steps[list[Cell | None]]:
+    def look(self) -> Steps[list[Cell | None]]:
         """Read all cells, by rank. Creates those that are missing, and restores ours if a lost connection took it."""
         keys = [f"cell/{rank}" for rank in range(self.size)]
         self.looked = yield Clock()
@@ -235,6 +263,11 @@ class Voter:
     @property
     def _verdict_key(self) -> str:
         return f"{self.attempt}/{self.label}/verdict"
+
+
+def request_name(record: Record) -> str:
+    """What a record asks for, as a short name: equal for equal requests."""
+    return hashlib.sha256(json.dumps(dict(record.request), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _records(cells: Cells) -> tuple[Record, ...]:

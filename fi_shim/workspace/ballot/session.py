@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from fi_shim.workspace.ballot.operations import Operation, Steps
+    from fi_shim.workspace.ballot.operations import Operation, Steps, T
     from fi_shim.workspace.ballot.transport import Side, Transport
 
 
@@ -67,8 +67,8 @@ class Session:
 
     def __init__(self, transport: Transport, voter: Side, on_waiting: Callable[[tuple[int, ...], float], object] | None) -> None:
         self.verdict = Verdict("no", "not joined yet")
+        self.voter = voter
         self._transport = transport
-        self._voter = voter
         self._limits = voter.limits
         self._on_waiting = on_waiting
         self._release: weakref.finalize[Any, Any] | None = None
@@ -92,9 +92,9 @@ class Session:
         self._release = weakref.finalize(self, transport.lock.release)
         self._release.atexit = False
         left = limits.arrival - (time.monotonic() - began)
-        self._voter.limits = replace(limits, arrival=max(left, min(limits.doubt, limits.arrival)))
+        self.voter.limits = replace(limits, arrival=max(left, min(limits.doubt, limits.arrival)))
         try:
-            self.verdict = self._vote(self._voter.join(record), record, limits.arrival)
+            self.verdict = self._vote(self.voter.join(record), record, limits.arrival)
         finally:
             if self.verdict.outcome == "no":
                 self._release()
@@ -103,12 +103,15 @@ class Session:
     def round(self, name: str, record: Record) -> Verdict:
         """Vote once more. All ranks hold the same rounds in the same order; a rank or a store that is lost is a no."""
         self._check_open()
-        return self._vote(self._voter.round(name, record), record, self._limits.silence)
+        return self._vote(self.voter.round(name, record), record, self._limits.silence)
 
     @contextlib.contextmanager
     def working(self, name: str) -> Iterator[None]:
         """Give signs of life while this thread does something that may take minutes, for example "kernel build"."""
         self._check_open()
+        if not self._transport.shows_signs:
+            yield
+            return
         over = threading.Event()
         signs = threading.Thread(target=self._sign, args=(name, over), name="fi_shim-signs", daemon=True)
         signs.start()
@@ -117,6 +120,11 @@ class Session:
         finally:
             over.set()
             signs.join()  # it only hands over, so it does not block; and no sign comes after the next vote
+
+    def perform(self, steps: Steps[T]) -> T:
+        """Perform steps of this attempt, which promise how long they may take. Raises SilentError, or what the steps raise."""
+        self._check_open()
+        return self._transport.run(steps, self._limits.doubt, self._limits.grace)
 
     def set(self, key: str, value: bytes) -> None:
         """Write a key of this attempt. Like the two below, raises SilentError if the store does not answer."""
@@ -135,7 +143,7 @@ class Session:
         """Take no more part. Ranks that still wait for this one learn the reason at once."""
         if self._release is not None and self._release.alive:
             with contextlib.suppress(SilentError):
-                self._transport.worker.start(self._voter.leave(reason), 0.0).done.wait(self._limits.grace)
+                self._transport.worker.start(self.voter.leave(reason), 0.0).done.wait(self._limits.grace)
             self._release()
 
     def __enter__(self) -> Self:
@@ -145,14 +153,14 @@ class Session:
         self.close("done" if error is None else f"{type(error).__name__}: {error}")
 
     def _vote(self, steps: Steps[Verdict | None], record: Record, limit: float) -> Verdict:
-        before = self._voter.label
+        before = self.voter.label
         try:
             verdict = self._transport.run(steps, limit, self._limits.grace, self._on_waiting)
         except SilentError as error:
-            records = (record if rank == self._voter.rank else Record(rank=rank, vote="absent") for rank in range(self._voter.size))
+            records = (record if rank == self.voter.rank else Record(rank=rank, vote="absent") for rank in range(self.voter.size))
             return Verdict("no", str(error), tuple(records))
         except Exception:  # a fault of ours, but perhaps after this rank had voted: the others act on what the store holds
-            raw = self._verdict_of_the_others(limit) if self._voter.label != before else None  # else it had not begun to vote
+            raw = self._verdict_of_the_others(limit) if self.voter.label != before else None  # else it had not begun to vote
             if raw is None:
                 raise
             return raw
@@ -161,7 +169,7 @@ class Session:
 
     def _verdict_of_the_others(self, limit: float) -> Verdict | None:
         """The bare outcome in the store, by as little of our code as can be; None if there is none within the limit."""
-        written = self._transport.read_aside(f"{self._voter.attempt}/{self._voter.label}/verdict", limit)
+        written = self._transport.read_aside(f"{self.voter.attempt}/{self.voter.label}/verdict", limit)
         if written is None:
             return None
         stored = json.loads(written)["verdict"]
@@ -172,16 +180,15 @@ class Session:
         with contextlib.suppress(SilentError):
             while time.monotonic() < ends:
                 if last is None or last.done.is_set():
-                    last = self._transport.worker.start(self._voter.sign(name), 0.0)
+                    last = self._transport.worker.start(self.voter.sign(name), 0.0)
                 if over.wait(self._limits.beat):
                     return
 
     def _ask(self, operation: Operation) -> Any:
-        self._check_open()
-        return self._transport.run(_single(operation), self._limits.doubt, self._limits.grace)
+        return self.perform(_single(operation))
 
     def _key(self, key: str) -> str:
-        return f"{self._voter.attempt}/data/{key}"
+        return f"{self.voter.attempt}/data/{key}"
 
     def _check_open(self) -> None:
         if self._release is None or not self._release.alive:

@@ -45,27 +45,42 @@ class Signs:
 
     def objection(self, rank: int, cells: Cells, missing: tuple[int, ...], now: float) -> Verdict | None:
         """Return the no that this rank has to propose in the round it votes in, if any."""
-        mine = cells[rank]
-        assert mine is not None
-        for other, cell in enumerate(cells):
-            if other != rank and (reason := self._lost(other, cell, mine, now)):
-                return Verdict("no", reason, missing=(other,))
+        if lost := self.lost(rank, cells, now) or _elsewhere(rank, cells):
+            return Verdict("no", lost[1], missing=(lost[0],))
         if missing or self.complete is None:
             self.complete = None if missing else now
         elif now - self.complete >= self.silence:
-            return Verdict("no", f"all ranks voted in round {mine.label}, but for {self.silence:.0f} s none could be sure of the others")
+            label = getattr(cells[rank], "label", "")
+            return Verdict("no", f"all ranks voted in round {label}, but for {self.silence:.0f} s none could be sure of the others")
         return None
 
-    def _lost(self, rank: int, cell: Cell | None, mine: Cell, now: float) -> str:
+    def lost(self, rank: int, cells: Cells, now: float) -> tuple[int, str] | None:
+        """The first other rank that takes no part any more, and why this rank says so; None while all do."""
+        mine = cells[rank]
+        assert mine is not None
+        for other, cell in enumerate(cells):
+            if other != rank and (reason := self._reason(other, cell, mine, now)):
+                return other, reason
+        return None
+
+    def _reason(self, rank: int, cell: Cell | None, mine: Cell, now: float) -> str:
         if cell is None or cell.attempt != mine.attempt:
             return f"rank {rank} has begun another attempt"
         if cell.state == "left":
             return f"rank {rank} left: {cell.reason}"
-        if cell.state == "voted" and cell.turn >= mine.turn and cell.label != mine.label:
-            return f"rank {rank} votes in round {cell.label}, rank {mine.record.rank if mine.record else '?'} in round {mine.label}"
         before, since = self.changed.get(rank, (None, now))
         if before != cell:
             self.changed[rank] = (cell, now)
         elif now - since >= self.silence:
             return f"rank {rank} gave no sign of life for {self.silence:.0f} s in round {mine.label}"
         return ""
+
+
+def _elsewhere(rank: int, cells: Cells) -> tuple[int, str] | None:
+    """The first other rank that votes in a round that is not this rank's, and not one before."""
+    mine = cells[rank]
+    assert mine is not None
+    for other, cell in enumerate(cells):
+        if cell is not None and cell.state == "voted" and cell.turn >= mine.turn and cell.label != mine.label:
+            return other, f"rank {other} votes in round {cell.label}, rank {rank} in round {mine.label}"
+    return None

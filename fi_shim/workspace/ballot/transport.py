@@ -36,6 +36,9 @@ class Side(Protocol):
 class Transport:
     """Performs steps for one group in one process. `where` names what they go over, for a reader."""
 
+    shows_signs = True
+    """Whether ranks see each other's signs of life."""
+
     def __init__(self, where: str) -> None:
         self.where = where
         self.worker = Worker(self.perform)
@@ -56,7 +59,13 @@ class Transport:
     def run(self, steps: Steps[T], limit: float, grace: float, on_waiting: Callable[[tuple[int, ...], float], object] | None = None) -> T:
         """Return what the steps return. Raises SilentError after `limit` seconds, or what the steps promise, and `grace` without an answer."""
         task = self.worker.start(steps, limit, on_waiting)
-        if not task.wait(grace):
+        try:
+            answered = task.wait(grace)
+        except BaseException:
+            task.gave_up = True
+            task.done.wait(grace)  # what the steps still say must have been said before the caller looks at it
+            raise
+        if not answered:
             raise SilentError(f"{self.where} does not answer")
         return task.result()
 
@@ -66,6 +75,8 @@ _HERE, _GONE = "here", "gave up"
 
 class AllgatherTransport(Transport):
     """Where the group has no store. It cannot rule out that the last of the two exchanges of a round ends on one rank only."""
+
+    shows_signs = False
 
     def __init__(self, allgather: Callable[[str], Sequence[str]], on_use: Callable[[str], object] | None = None) -> None:
         """Use `allgather`, which may block; `on_use` is told once, in words, that there is no store."""

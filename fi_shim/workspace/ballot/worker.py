@@ -135,7 +135,8 @@ class Worker:
     @property
     def busy(self) -> bool:
         """True while a task has not ended."""
-        return self._task is not None or not self._tasks.empty()
+        task = self._task
+        return (task is not None and not task.done.is_set()) or not self._tasks.empty()
 
     def _serve(self) -> None:
         while True:

@@ -1,0 +1,217 @@
+"""FlashInfer's own code builds under guard; then all ranks keep what they built, or none does."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from fi_shim.patches.undoing import undo
+from fi_shim.seams.building import Building
+from fi_shim.seams.collectives import DistStandIn, guarded_backend
+from fi_shim.seams.driver_calls import DriverStandIn, RuntimeStandIn
+from fi_shim.seams.sockets import OsStandIn, SocketModuleStandIn
+from fi_shim.seams.symmetric_memory import SymmetricMemoryStandIn
+from fi_shim.seams.window import Window, building, current
+from fi_shim.workspace.ballot.gathering import BUILDING, Gathering, StoppedError
+from fi_shim.workspace.store import transport_of
+from fi_shim.workspace.transaction import Preparation, commit
+from fi_shim.workspace.vote import OWN_CALL, OWN_ERROR, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fi_shim.patches.asked import Asked
+    from fi_shim.seams.groups import Electorate
+
+USE: Final = (TypeError, ValueError, AssertionError, NotImplementedError, ImportError)
+"""What FlashInfer raises for wrong use; where all ranks get it, it is not a decline."""
+
+
+class GuardedBuild:
+    """One build: `make` it, then look at `verdict`.
+
+    Args:
+        asked: what was asked for.
+        electorate: by whom.
+        prepared: the outcome of the votes so far, with an open session.
+        objection: (what was built, its journal) -> why it is not to be kept, or an empty text.
+    """
+
+    def __init__(self, asked: Asked, electorate: Electorate, prepared: Preparation, objection: Callable[[Any, Building], str]) -> None:
+        assert prepared.session is not None
+        store = transport_of(electorate.group).origin
+        self._build = Building(Gathering(prepared.session, prepared.record.where), electorate.group, store, prepared.reserve)
+        self._asked = asked
+        self._prepared = prepared
+        self._objection = objection
+        self.verdict = Verdict("no", "not built yet")
+        self._decided = False
+        self.refusal: Exception | None = None
+        """FlashInfer refuses the arguments, on all ranks: its own exception, one of USE."""
+
+    def make(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call FlashInfer's own code.
+
+        Returns:
+            What it returned; None where `verdict` is a no and all is given back.
+        """
+        kind, build = self._asked.kind, self._build
+        try:
+            with WINDOW.opened(), building(build):
+                built, error = self._run(original, args, kwargs)
+                workspace = built if kind == "legacy" else args[0]
+                failure = self._failure(workspace, error)
+                self.verdict = commit(self._prepared, failure)
+                self._decided = True
+                if self.verdict.declined:
+                    del built
+                    with contextlib.suppress(Exception):  # declined it is, also where something cannot be given back
+                        undo(build, kind, workspace, error)
+                    if error is not None and self._is_refusal(error):
+                        self.refusal = error.with_traceback(None)
+                    return None
+                with contextlib.suppress(Exception):  # the others keep theirs
+                    self._keep(workspace)
+                return built
+        except BaseException as interrupt:
+            self._interrupted(interrupt, args)
+            raise
+        finally:
+            build.over = True
+            self._prepared.drop_reserve()
+
+    def _run(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Exception | None]:
+        assert self._prepared.session is not None
+        args, kwargs = self._with_backend(original, args, kwargs)
+        try:
+            with self._prepared.session.working(BUILDING):
+                return original(*args, **kwargs), None
+        except Exception as error:  # noqa: BLE001  # told to all ranks
+            return None, error
+
+    def _failure(self, workspace: Any, error: Exception | None) -> tuple[str, int] | None:
+        """What this rank says against the build, and how surely it is its own fault. The others hear of it at once."""
+        build = self._build
+        if error is None:
+            objection = self._objection(workspace, build)
+            if not objection:
+                return None
+            build.gathering.fail(objection)
+            return objection, OWN_ERROR
+        if isinstance(error, StoppedError):
+            return f"stopped, since {error.failure}", 0
+        text = f"{type(error).__name__}: {error}"
+        if build.journal.last_failure:
+            text = f"{build.journal.last_failure} ({text})"
+        try:
+            counts = build.gathering.fail(text)
+        except Exception as lost:  # noqa: BLE001  # they will miss this rank
+            return f"{text} ({lost})", OWN_ERROR
+        if build.journal.last_failure:
+            return text, OWN_CALL
+        own = counts.rank == build.gathering.rank or counts.reason == text or isinstance(error, USE)
+        return (text, OWN_ERROR) if own else (f"{text}, since {counts}", 0)
+
+    def _is_refusal(self, error: Exception) -> bool:
+        """Whether FlashInfer says no to the request itself, on all ranks: then its own exception is the clear one."""
+        records = self.verdict.records
+        if not all(record.blame for record in records):
+            return False
+        unprobed = self._prepared.verdict.outcome == "abstain" and len({record.reason for record in records}) == 1
+        return unprobed or isinstance(error, USE)
+
+    def _with_backend(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        try:
+            bound = inspect.signature(original).bind(*args, **kwargs)
+        except TypeError:
+            return args, kwargs  # FlashInfer says so itself
+        if "comm_backend" not in bound.signature.parameters:
+            return args, kwargs
+        bound.arguments["comm_backend"] = guarded_backend(self._build, self._own_backend, _mnnvl().TorchDistBackend)
+        return bound.args, bound.kwargs
+
+    @functools.cached_property
+    def _callers_backend(self) -> Any:
+        """What the caller passed, or what FlashInfer would have made."""
+        if self._asked.comm_backend is not None:
+            return self._asked.comm_backend
+        return _mnnvl().MPIBackend() if self._asked.kind == "mnnvl" else _mnnvl().TorchDistBackend(group=self._asked.group)
+
+    def _own_backend(self) -> Any:
+        return self._callers_backend
+
+    def _keep(self, workspace: Any) -> None:
+        """The build stands: the caller's backend is put where FlashInfer kept ours, and nothing of ours stays."""
+        for memory in self._build.memories:
+            self._put_back(memory)
+            self._put_back(vars(memory).get("_exchanger"))
+        if self._asked.kind != "legacy":
+            self._put_back(workspace)
+        self._build.memories.clear()
+        self._build.journal.forget()
+
+    def _put_back(self, owner: Any) -> None:
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if type(value).__name__ == "GuardedBackend" and getattr(value, "_build", None) is self._build:
+                setattr(owner, name, self._callers_backend)
+
+    def _interrupted(self, interrupt: BaseException, args: tuple[Any, ...]) -> None:
+        """KeyboardInterrupt, SystemExit, or a fault of ours: the others hear of it, and nothing stays."""
+        build = self._build
+        if self._decided:
+            return
+        try:
+            build.gathering.fail(f"{type(interrupt).__name__}: {interrupt}")
+            assert self._prepared.session is not None
+            self._prepared.session.close(f"{type(interrupt).__name__}")
+        finally:
+            undo(build, self._asked.kind, None if self._asked.kind == "legacy" else args[0], None)
+
+
+def _mnnvl() -> Any:
+    return sys.modules["flashinfer.comm.mnnvl"]
+
+
+def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
+        if (build := current()) is not None:
+            build.memories.append(self)
+        original(self, *args, **kwargs)
+
+    return remembered
+
+
+def _replacements() -> dict[tuple[Any, str], Callable[[Any], Any]]:
+    comm = "flashinfer.comm."
+    found: dict[tuple[Any, str], Callable[[Any], Any]] = {}
+    for name, attribute, make in (
+        ("mnnvl", "cuda", DriverStandIn),
+        ("mnnvl", "socket", SocketModuleStandIn),
+        ("mnnvl", "os", OsStandIn),
+        ("fd_exchange", "socket", SocketModuleStandIn),
+        ("fd_exchange", "os", OsStandIn),
+        ("cuda_ipc", "cudart", RuntimeStandIn),
+        ("cuda_ipc", "dist", DistStandIn),
+        ("trtllm_ar", "cudart", RuntimeStandIn),
+        ("trtllm_ar", "dist", DistStandIn),
+    ):
+        if (module := sys.modules.get(comm + name)) is not None:
+            found[module, attribute] = make
+    symmetric: Any = sys.modules.get(comm + "torch_symmetric_memory")
+    if symmetric is not None:
+        for owner in filter(None, (symmetric, sys.modules.get(comm + "mnnvl_cutedsl.symmetric_buffer"))):
+            found[owner, "symm_mem"] = lambda module: SymmetricMemoryStandIn(module, symmetric._enable_symm_mem_for_group)  # noqa: SLF001
+    for name, module in list(sys.modules.items()):
+        if name.startswith(comm + "mnnvl_cutedsl") and hasattr(module, "dist"):
+            found[module, "dist"] = DistStandIn
+    found[_mnnvl().SymmDeviceMemory, "__init__"] = _remembering
+    return found
+
+
+WINDOW: Final = Window(_replacements)

@@ -1,0 +1,78 @@
+"""One build of one workspace on this rank, as the seams see it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from fi_shim.seams.journal import Journal
+from fi_shim.workspace import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fi_shim.seams.reserve import Reserve
+    from fi_shim.workspace.ballot.gathering import Gathering
+
+RENDEZVOUS_SECONDS: Final = 4.0
+"""How long torch's own rendezvous may wait for a rank: all ranks have just said that they are there."""
+
+
+@dataclass
+class Building:
+    """What FlashInfer's code meets while it builds.
+
+    Attributes:
+        gathering: how this rank exchanges with the others.
+        group: the torch process group of the workspace.
+        store: that group's own store; torch's rendezvous waits in it.
+        reserve: memory that the probe has kept for this build, if any.
+        journal: what was taken so far.
+        memories: the `SymmDeviceMemory` objects that were made, or are being restored.
+        tensors: weak references to what was allocated in torch's symmetric memory.
+        over: all is decided; whoever still holds a stand-in gets the real thing.
+    """
+
+    gathering: Gathering
+    group: Any
+    store: Any
+    reserve: Reserve | None = None
+    journal: Journal = field(default_factory=Journal)
+    memories: list[Any] = field(default_factory=list)
+    tensors: list[Callable[[], Any]] = field(default_factory=list)
+    over: bool = False
+
+    def exchange(self, kind: str, value: Any) -> list[Any]:
+        """Give `value` to all ranks. Returns everyone's, by rank. Raises TypeError for what cannot be sent; StoppedError."""
+        structure = type(value) if isinstance(value, ctypes.Structure) else None
+        payload = codec.encode(bytes(value) if structure else value)
+        values = [codec.decode(answer) for answer in self.gathering.gather(kind, payload)]
+        return [structure.from_buffer_copy(one) for one in values] if structure else values
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """The root's value; all ranks have it when this returns."""
+        own = value if self.gathering.rank == root else None
+        return self.exchange(f"bcast from {root}", own)[root]
+
+    def barrier(self, kind: str = "barrier") -> None:
+        """Wait for all ranks. Raises StoppedError."""
+        self.gathering.gather(kind, b"")
+
+    def rendezvous(self, meet: Callable[[str], Any]) -> Any:
+        """Torch's own rendezvous, over this build's group, when all ranks have allocated. It ends by a time limit of its own."""
+        self.barrier("rendezvous")
+        with _limited(self.store):
+            return meet(self.group.group_name)
+
+
+@contextlib.contextmanager
+def _limited(store: Any) -> Iterator[None]:
+    before = store.timeout
+    store.set_timeout(dt.timedelta(seconds=RENDEZVOUS_SECONDS))
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
