@@ -1,4 +1,4 @@
-"""Tests on other Pythons and other wrapts; `make test` is the everyday run."""
+"""Tests on other Pythons, other wrapts and other torches; `make test` is the everyday run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ def tests(session: nox.Session, wrapt: str) -> None:
     session.install(*nox.project.dependency_groups(PROJECT, "host-cpu", "test"))
     session.install("-e", ".[cli]", f"wrapt=={wrapt}")
     session.run("pytest", "-n", "2", *(session.posargs or ["-m", "not flashinfer"]))
+
+
+@nox.session(python="3.11")
+@nox.parametrize("torch", ["2.9.1", "2.13.0", "newest"])
+def compiled(session: nox.Session, torch: str) -> None:
+    """The patched callables inside torch.compile, from the oldest torch that an engine in use pins to the newest."""
+    others = [name for name in nox.project.dependency_groups(PROJECT, "host-cpu", "test") if not name.startswith("torch")]
+    session.install(*others, "torch" if torch == "newest" else f"torch=={torch}")
+    session.install("-e", ".[cli]")
+    session.run("pytest", "-n", "2", *(session.posargs or ["tests/real_flashinfer/test_compiled.py"]))
 
 
 @nox.session

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fi_shim.activation import activate, deactivate
+from fi_shim.launch import arrival
 
 if TYPE_CHECKING:
     from fi_shim.patches.remembered import reset
@@ -44,7 +45,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LATE})
 
 
-activate()
+activate(arrival.settings())
 if os.environ.get("FI_SHIM_SIMULATE"):  # a test switch, independent of the patches
     from fi_shim.testing.simulation import activate_or_say_why_not
 

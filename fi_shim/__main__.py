@@ -7,6 +7,10 @@ import sys
 
 def main() -> int:
     """Run the command line; 0 good, 1 bad news, 2 wrong use."""
+    if sys.argv[1:2] == ["run"] and sys.argv[2:3] not in (["-h"], ["--help"]):  # needs no more than the package itself
+        from fi_shim.launch.run import run as run_command
+
+        return run_command(sys.argv[2:])
     try:
         from fi_shim.cli import run
     except ImportError as error:

@@ -12,8 +12,11 @@ from fi_shim import log
 from fi_shim import settings as settings_module
 from fi_shim.compatibility import CompatibilityError
 from fi_shim.importing import PostImportFinder
+from fi_shim.launch import spawn
+from fi_shim.launch.early_names import EARLY_NAMES, replaced_functions
 from fi_shim.patches import PATCHES
 from fi_shim.patches.definition import Context
+from fi_shim.patches.outside_graphs import DYNAMO, dynamo_is_imported
 from fi_shim.registry import (
     APPLIED,
     DISABLED,
@@ -26,6 +29,7 @@ from fi_shim.registry import (
     Record,
     UnknownCodeError,
 )
+from fi_shim.state.counts import COUNTS
 from fi_shim.workspace.planning import installed_flashinfer
 
 if TYPE_CHECKING:
@@ -43,6 +47,9 @@ class _Activation:
         self.finder = PostImportFinder()
         self.settings: Settings | None = None
         self.announced = False
+        self.late = False
+        """Whether FlashInfer was there, wholly or in part, when the shim came: names may have been bound to what it replaces."""
+        self.carrier = spawn.Carrier(lambda: self.settings)
 
 
 _ACTIVATION: Final = _Activation()
@@ -82,15 +89,31 @@ def _activate(settings: Settings) -> None:
         log.event("warning", "unknown_patch", name=name, known=",".join(patch.name for patch in PATCHES))
     _ACTIVATION.settings = settings
     _ACTIVATION.announced = False
+    _ACTIVATION.late = False
+    _begin_records(settings)
+    _ACTIVATION.finder.watch(DYNAMO, dynamo_is_imported)
+    for module_name in dict.fromkeys(name for patch in PATCHES for name in patch.modules):
+        patches = tuple(patch for patch in PATCHES if module_name in patch.modules)
+        _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, module_name, patches))
+    _ACTIVATION.carrier.begin()
+    _ACTIVATION.finder.watch(spawn.MODULE, _ACTIVATION.carrier.install)
+    if "flashinfer" in sys.modules:
+        _ACTIVATION.late = True  # from here on also for modules that are half imported now
+        with REGISTRY.lock:
+            EARLY_NAMES.repoint(REGISTRY.records.values())
+    if settings.state_dir is not None:
+        from fi_shim.state.writing import STATE_FILE
+
+        STATE_FILE.open(settings.state_dir)
+
+
+def _begin_records(settings: Settings) -> None:
     for patch in PATCHES:
         record = REGISTRY.records.setdefault(patch.name, Record(patch.name, tuple(patch.modules), patch.why))
         record.state, record.reason = PENDING, f"{patch.optional or 'FlashInfer'} is not imported yet"
         record.waiting_for = set(patch.modules)
         if patch.name in settings.disable:
             record.state, record.reason = DISABLED, "FI_SHIM_DISABLE names it"
-    for module_name in dict.fromkeys(name for patch in PATCHES for name in patch.modules):
-        patches = tuple(patch for patch in PATCHES if module_name in patch.modules)
-        _ACTIVATION.finder.watch(module_name, functools.partial(_on_import, module_name, patches))
 
 
 def _retire_earlier_copies() -> None:
@@ -112,16 +135,29 @@ def deactivate() -> None:
         _ACTIVATION.finder.forget()
         if _ACTIVATION.settings is None:
             return
-        _ACTIVATION.settings = None
-        for record in reversed(REGISTRY.records.values()):  # what was put on top goes first
-            record.restore()
+        watched, _ACTIVATION.settings = _ACTIVATION.settings.state_dir is not None, None
+        _ACTIVATION.carrier.remove()
+        _restore(*reversed(REGISTRY.records.values()))  # what was put on top goes first
+        for record in reversed(REGISTRY.records.values()):
             if record.points:
                 log.event("warning", "not_restored", patch=record.name, reason=record.reason)
+        if watched:
+            from fi_shim.state.writing import STATE_FILE
+
+            STATE_FILE.close()
         log.event("info", "inactive")
         log.release()
 
 
 _ACTIVATION.finder.retire = deactivate
+
+
+def _restore(*records: Record) -> None:
+    """Undo patches, and what names of other modules were pointed to."""
+    replaced = replaced_functions(records)
+    for record in records:
+        record.restore()
+    EARLY_NAMES.give_back(replaced)
 
 
 def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType) -> None:
@@ -133,8 +169,11 @@ def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType)
                 return
             for patch in patches:
                 _apply(patch, module_name, module, settings)
+            if _ACTIVATION.late:
+                EARLY_NAMES.repoint(REGISTRY.records.values())
             _announce()
             _announce_engine(module_name, patches)
+        COUNTS.publish()
     except Exception as error:  # noqa: BLE001
         with contextlib.suppress(Exception):
             log.event("warning", "patching_failed", module=module_name, error=repr(error))
@@ -159,7 +198,7 @@ def _apply(patch: Patch, module_name: str, module: ModuleType, settings: Setting
         state, reason = UNKNOWN_CODE, str(error)
     except Exception as error:  # noqa: BLE001  # one patch's fault must not cost the others
         state, reason = FAILED, repr(error)
-    record.restore()
+    _restore(record)
     record.state, record.reason = state, reason
     if state != NOT_NEEDED:
         log.event("warning", "patch_not_applied", patch=patch.name, state=state, reason=reason, flashinfer=flashinfer_version())

@@ -16,6 +16,8 @@ from tabulate import tabulate
 import fi_shim
 from fi_shim import doctor as doctor_report
 from fi_shim.compatibility import CompatibilityError, folders, known_releases
+from fi_shim.launch import run as launch
+from fi_shim.state.command import status
 from fi_shim.workspace.planning import installed_flashinfer
 from fi_shim.workspace.planning import plan as make_plan
 
@@ -122,13 +124,24 @@ def _plan_as_dict(planned: AllocationPlan) -> dict[str, Any]:
     return {**asdict(planned), "total_bytes": planned.total_bytes}
 
 
+@cli.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run_(*, command: tuple[str, ...]) -> None:
+    """Start an engine with the shim in every Python process: `fi-shim run -- vllm serve ...`."""
+    raise SystemExit(launch.run(command))
+
+
 @cli.command()
+@click.option("--spawn", is_flag=True, help="Also start a spawn child, a forkserver child and a plain subprocess, and look there.")
 @as_json
-def doctor(*, json_output: bool) -> None:
+def doctor(*, spawn: bool, json_output: bool) -> None:
     """What is, or would be, patched here, and why not."""
-    report = doctor_report.examine()
+    report = doctor_report.examine(children=spawn)
     click.echo(json.dumps(report, default=str) if json_output else doctor_report.as_text(report))
     sys.exit(1 if report["problems"] else 0)
+
+
+cli.add_command(status)
 
 
 _source = click.option(

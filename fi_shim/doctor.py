@@ -6,12 +6,17 @@ import importlib
 import importlib.util
 import platform
 import sys
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
+
+from tabulate import tabulate
 
 from fi_shim import activation, registry
 from fi_shim.compatibility import CompatibilityError
 from fi_shim.drift import knowledge
+from fi_shim.installed_engines import Engine, installed_engines
+from fi_shim.launch import children as launch_children
 from fi_shim.report import status
 
 COMPANIONS: Final = (
@@ -27,8 +32,12 @@ OWN: Final = ("wrapt", "packaging", "click")
 _TROUBLE: Final = frozenset({registry.UNKNOWN_CODE, registry.FAILED, registry.REPLACED})
 
 
-def examine() -> dict[str, Any]:
-    """Import FlashInfer with the shim active and report. Never raises; `problems` lists the bad news, one sentence each."""
+def examine(*, children: bool = False) -> dict[str, Any]:
+    """Import FlashInfer with the shim active and report. Never raises; `problems` lists the bad news, one sentence each.
+
+    Args:
+        children: start one of each kind of child process and report whether the shim is active there.
+    """
     activation.activate()
     packages = {name: _installed(name) for name in (*OWN, "torch", *COMPANIONS)}
     torch_problem = _import_problem("torch") if packages["torch"] else "torch is not installed"
@@ -39,12 +48,18 @@ def examine() -> dict[str, Any]:
         flashinfer_problem = _import_problem("flashinfer.comm")
     drift_problem = _drift_problem()
     state = status()
+    engines = installed_engines(state["flashinfer"])
+    told = [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem]
+    seen = launch_children.look() if children else []
+    wanted = state["active"] or state["settings"]["enabled"]["value"] is True
     return {
         "python": platform.python_version(),
         "packages": packages,
         "device": {"problem": torch_problem} if torch_problem else _device_facts(),
         **state,
-        "problems": [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem] + _problems(state),
+        "engines": [asdict(engine) for engine in engines],
+        **({"children": [child.as_dict() for child in seen]} if children else {}),
+        "problems": told + _problems(state) + _unsafe(engines) + [child.problem() for child in seen if wanted and not child.active],
     }
 
 
@@ -104,10 +119,12 @@ def _problems(state: dict[str, Any]) -> list[str]:
     return problems
 
 
+def _unsafe(engines: list[Engine]) -> list[str]:
+    return [f"{engine.name} {engine.version}: {what}" for engine in engines for what in engine.unsafe]
+
+
 def as_text(report: dict[str, Any]) -> str:
     """The report for people."""
-    from tabulate import tabulate
-
     flashinfer = (
         f"{report['flashinfer']}, imported from {_location()}" if "flashinfer" in sys.modules else report["flashinfer"] or "not found"
     )
@@ -120,10 +137,32 @@ def as_text(report: dict[str, Any]) -> str:
         tabulate(versions, tablefmt="plain"),
         f"FlashInfer  {flashinfer}\nregime      {regime}\ndrift       {_drift(report)}\ndevice      {device}",
         tabulate(patches, headers=("patch", "state", "reason"), tablefmt="simple") if patches else "no patches: " + _why_off(report),
+        _engines(report["engines"]),
         tabulate(settings, headers=("setting", "value", "source"), tablefmt="simple"),
+        *_children(report),
         "\n".join(f"problem: {problem}" for problem in report["problems"]) or "no problems",
     ]
     return "\n\n".join(parts)
+
+
+def _engines(engines: list[dict[str, Any]]) -> str:
+    """Each engine with the FlashInfer that it asks for."""
+    if not engines:
+        return "no engine found"
+    answers = {True: "as asked", False: "another one is here", None: "-"}
+    rows = [(e["name"], e["version"], e["pin"] or "-", answers[e["pin_holds"]], "; ".join([*e["unsafe"], *e["notes"]])) for e in engines]
+    return tabulate(
+        rows, headers=("engine", "version", "asks for FlashInfer", "FlashInfer", "note"), tablefmt="simple", disable_numparse=True
+    )
+
+
+def _children(report: dict[str, Any]) -> list[str]:
+    if "children" not in report:
+        return []
+    rows = [
+        (child["kind"], "active" if child["active"] else "not active", child["route"] or child["detail"]) for child in report["children"]
+    ]
+    return [tabulate(rows, headers=("child process", "shim", "by"), tablefmt="simple")]
 
 
 def _drift(report: dict[str, Any]) -> str:

@@ -59,6 +59,7 @@ def release() -> None:
 def event(level: str, name: str, /, **fields: object) -> None:
     """Log one event at `level`, a key of LEVELS. Values with spaces or quotes are quoted; a failing handler is not our caller's problem."""
     number = LEVELS[level]
+    LOGGER.disabled = False  # dictConfig disables, by default, each logger that it does not name; FI_SHIM_LOG is how we are made quiet
     if not LOGGER.isEnabledFor(number):
         return
     try:

@@ -8,10 +8,14 @@ from fi_shim import activation
 from fi_shim import settings as settings_module
 from fi_shim.compatibility import CompatibilityError, UnknownReleaseError
 from fi_shim.drift.knowledge import UNREADABLE, at_a_glance
+from fi_shim.launch import arrival
+from fi_shim.launch.early_names import EARLY_NAMES
 from fi_shim.patches.after_creation import AUDITS
 from fi_shim.patches.creation import DECLINES
 from fi_shim.patches.validator import REJECTIONS
 from fi_shim.registry import REGISTRY
+from fi_shim.state.counts import COUNTS
+from fi_shim.state.processes import this_process
 
 
 def status() -> dict[str, Any]:
@@ -26,6 +30,10 @@ def status() -> dict[str, Any]:
         suppressed: rejections answered from cached limits (count).
         drift: what is known of differences between the tables and this FlashInfer: state, detail, changes (functions), audits.
         declines: verdicts that declined a workspace.
+        counts: what happened since this process started: declines by reason, abstains, rejections, drift_events, votes.
+        process: host, pid, rank, start_time and what else tells whether it still runs.
+        route: how the package came into this process: "import", "run", "multiprocessing", "vllm plugin" or "sglang plugin".
+        early_names: names that other modules had bound before the shim came, and that it pointed to what it put there: repointed, names.
     """
     in_force = activation.active_settings()
     version = activation.flashinfer_version()
@@ -39,6 +47,10 @@ def status() -> dict[str, Any]:
         "suppressed": {"rejections": REJECTIONS.total},
         "drift": {**drift, "audits": list(AUDITS)},
         "declines": list(DECLINES),
+        "counts": COUNTS.as_dict(),
+        "process": this_process(),
+        "route": arrival.route(),
+        "early_names": EARLY_NAMES.as_dict(),
     }
 
 

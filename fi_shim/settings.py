@@ -30,6 +30,8 @@ class Settings:
     """FI_SHIM_COMPAT: folder with tables that are read after the packaged ones."""
     log: str = "info"
     """FI_SHIM_LOG: debug, info, warning or error."""
+    state_dir: str | None = None
+    """FI_SHIM_STATE_DIR: folder in which this process keeps a file with its state."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     problems: tuple[str, ...] = field(default=(), compare=False)
     """One sentence for each variable whose value was not understood."""
@@ -78,6 +80,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "FI_SHIM_ON_DRIFT": ("on_drift", _one_of("warn", "strict", "ignore"), "warn, strict or ignore"),
     "FI_SHIM_VOTE_TIMEOUT": ("vote_timeout", _seconds, "a positive number of seconds"),
     "FI_SHIM_COMPAT": ("compat", str, "a folder"),
+    "FI_SHIM_STATE_DIR": ("state_dir", os.path.abspath, "a folder"),
     "FI_SHIM_LOG": ("log", _one_of("debug", "info", "warning", "error"), "debug, info, warning or error"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -26,6 +27,7 @@ PROGRAM_TIME_LIMIT_S = 300
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--releases", help="'all', or FlashInfer releases separated by commas; default: those of `make test`")
     parser.addoption("--thorough", action="store_true", help="2,000 examples a regime, as in `make matrix`")
+    parser.addoption("--record-calls", action="store_true", help="write down what calls builds make, instead of comparing")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -45,7 +47,7 @@ class Host:
 
     def environment(self, **variables: str) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("FI_SHIM", "PYTHON", "FLASHINFER"))}
-        path = [str(fetch_flashinfer.fetch(self.release))] if self.release else []
+        path = [*([str(fetch_flashinfer.fetch(self.release))] if self.release else []), str(REPOSITORY)]
         return {**inherited, "PYTHONPATH": os.pathsep.join(path), "FLASHINFER_DISABLE_VERSION_CHECK": "1", **variables}
 
     def run(self, *arguments: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -81,6 +83,22 @@ def host(request: pytest.FixtureRequest) -> Host:
 @pytest.fixture
 def host_with() -> Callable[[str | None], Host]:
     return Host
+
+
+@pytest.fixture(scope="session")
+def plugin_installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Host], str]:
+    """A host's PYTHONPATH behind metadata with the entry points of pyproject.toml, as an installation has them."""
+    folder = tmp_path_factory.mktemp("installed")
+    metadata = folder / "fi_shim-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fi-shim\nVersion: 0\n")
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [
+        line for group, points in declared.items() for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return lambda host: os.pathsep.join([str(folder), host.environment()["PYTHONPATH"]])
 
 
 @pytest.fixture

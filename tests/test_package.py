@@ -54,6 +54,9 @@ def test_wheel_contents_and_metadata(wheel: Path) -> None:
     assert sorted(r.split(">")[0].split("<")[0].split(";")[0].strip() for r in required) == ["packaging", "tomli", "wrapt"]
     assert metadata["Requires-Python"] == ">=3.10"
     assert "fi-shim = fi_shim.__main__:main" in entry_points
+    assert "[vllm.general_plugins]\nfi_shim = fi_shim_plugin:vllm\n" in entry_points
+    assert "[sglang.srt.plugins]\nfi_shim = fi_shim_plugin:sglang\n" in entry_points
+    assert {"fi_shim_plugin.py", "fi_shim/launch/site/sitecustomize.py"} <= set(names)
 
 
 def test_the_wheel_finds_its_tables(bare: Path) -> None:
@@ -66,6 +69,11 @@ def test_an_editable_install_reads_the_checkouts_tables() -> None:
 
     assert folders() == (REPOSITORY / "compat",)
     assert len(known_releases()) == RELEASES
+
+
+def test_run_needs_no_more_than_the_package(bare: Path) -> None:
+    code = "import sys, importlib.util; importlib.util.find_spec('flashinfer'); print(sys.modules['fi_shim'].status()['route'])"
+    assert run(bare, "-m", "fi_shim", "run", "--", str(bare), "-c", code).stdout.strip() == "run"
 
 
 def test_without_the_cli_extra_the_command_says_what_is_missing(bare: Path) -> None:

@@ -18,6 +18,7 @@ from fi_shim.drift.identity import Identity, NoSourceError, identify, installed_
 from fi_shim.drift.once_per_host import once_per_host
 from fi_shim.drift.record import Behaviour, handle_rule, observe, regimes_of
 from fi_shim.drift.watched import file_of
+from fi_shim.state.counts import COUNTS
 from fi_shim.workspace.sizes import load_regime
 
 if TYPE_CHECKING:
@@ -196,7 +197,9 @@ def _tell(version: str, known: Knowledge) -> None:
         log.event("info", "release_recognised", flashinfer=version, detail=known.detail)
     elif known.state in {EQUAL, DERIVED_SIZES}:
         log.event("warning", "drift", flashinfer=version, state=known.state, detail=known.detail, changed="; ".join(known.changes))
+        COUNTS.drifted()
     else:
+        COUNTS.drifted()
         consequence = "workspaces are built without preflight"
         log.event(
             "warning", "unknown_release", flashinfer=version, detail=known.detail, consequence=consequence, changed="; ".join(known.changes)

@@ -21,7 +21,11 @@ MODULE: Final = "sglang.srt.layers.flashinfer_comm_fusion"
 PRE_INITIALISES: Final = "pre_initialize_workspaces"
 ENSURES: Final = "ensure_workspace_initialized"
 NAME: Final = "sglang_forward"
-SWALLOWS_SINCE, SAFE_SINCE = "0.5.10", "0.5.21"  # 0.5.9 lets a decline end the forward pass, as it does with FlashInfer's own errors
+SWALLOWS_SINCE, PRE_INITIALISES_SINCE, SAFE_SINCE = (
+    "0.5.10",
+    "0.5.11",
+    "0.5.21",
+)  # 0.5.9 lets a decline end the forward pass, as it does with FlashInfer's own errors
 
 
 class _Where(threading.local):
@@ -32,6 +36,15 @@ class _Where(threading.local):
 
 
 _WHERE: Final = _Where()
+
+
+def where_declined(version: str) -> str:
+    """Where this SGLang's workspaces are declined, if not wherever they are asked for; otherwise an empty text."""
+    if is_within(version, SWALLOWS_SINCE, PRE_INITIALISES_SINCE):
+        return f"SGLang {version} builds its workspaces in forward only: they are never declined"
+    if is_within(version, PRE_INITIALISES_SINCE, SAFE_SINCE):
+        return f"SGLang {version}: a workspace is declined at pre-initialisation or not at all"
+    return ""
 
 
 def no_decline_here() -> str:
@@ -64,13 +77,13 @@ def _make_marker(original: Callable[..., Any], mark: str) -> Callable[..., Any]:
 
 def _apply(module: ModuleType, context: Context) -> str:
     version = imported_version("sglang")
-    if not is_within(version, SWALLOWS_SINCE, SAFE_SINCE):
+    where = where_declined(version)
+    if not where:
         raise NotNeededError(f"SGLang {version} stands a decline in forward")
     context.record.replace(module, ENSURES, functools.partial(_make_marker, mark="ensuring"))
-    if not hasattr(module, PRE_INITIALISES):
-        return f"SGLang {version} builds its workspaces in forward only: they are never declined"
-    context.record.replace(module, PRE_INITIALISES, functools.partial(_make_marker, mark="pre_initialising"))
-    return f"SGLang {version}: a workspace is declined at pre-initialisation or not at all"
+    if hasattr(module, PRE_INITIALISES):
+        context.record.replace(module, PRE_INITIALISES, functools.partial(_make_marker, mark="pre_initialising"))
+    return where
 
 
 PATCH: Final = Patch(

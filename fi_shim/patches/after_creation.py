@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim import log
 from fi_shim.drift import audit
+from fi_shim.state.counts import COUNTS
 from fi_shim.workspace.vote import Record, Verdict
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Audit:
     def _tell(self, difference: str) -> None:
         AUDITS.append({"what": self.what, "regime": self.plan.regime, "difference": difference})
         del AUDITS[:-KEPT_AUDITS]
+        COUNTS.drifted()
+        COUNTS.publish()
         if difference not in _said:
             _said.add(difference)
             log.event("warning", "drift", what=self.what, regime=self.plan.regime, difference=difference)

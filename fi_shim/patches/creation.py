@@ -15,8 +15,10 @@ from fi_shim.patches import voting
 from fi_shim.patches.after_creation import Audit
 from fi_shim.patches.asked import read_arguments
 from fi_shim.patches.definition import Patch
+from fi_shim.patches.outside_graphs import outside_graphs
 from fi_shim.seams import devices
 from fi_shim.seams.groups import NoElectorateError, find_electorate
+from fi_shim.state.counts import COUNTS
 from fi_shim.workspace.decline import WorkspaceDeclined
 from fi_shim.workspace.vote import Record, Verdict, decide
 
@@ -56,7 +58,7 @@ def make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Ca
         finally:
             _building.yes = False
 
-    return guarded
+    return outside_graphs(guarded)
 
 
 def _created(kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> Any:
@@ -110,7 +112,7 @@ def _vote_on(
         electorate = decision.electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
         verdict = _at_once(asked, electorate)
         if verdict is None:
-            decision.prepared = voting.prepared(asked, electorate, settings)
+            decision.prepared = COUNTS.timed(voting.prepared, asked, electorate, settings)
             verdict = decision.prepared.verdict
             _remember(decision, verdict)
     except NoElectorateError as error:
@@ -125,6 +127,7 @@ def _vote_on(
     assert decision.prepared is not None
     with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log or its audit
         if verdict.outcome == "abstain":
+            COUNTS.abstained()
             log.once("preflight_skipped", verdict.reason)
         elif decision.prepared.plan is not None and settings.on_drift != "ignore":
             decision.audit = Audit(kind, decision.what, electorate.rank, decision.prepared.plan, _audit_vote(electorate, settings))
@@ -248,7 +251,9 @@ def _audit_vote(electorate: Electorate, settings: Settings) -> Callable[[Record]
 def _declined(decision: Decision, verdict: Verdict) -> Exception:
     """The exception, told once (by the group's first rank that is there) and kept for `status()`."""
     try:
-        return _told(decision.what, verdict, decision.electorate.rank if decision.electorate else None)
+        error = _told(decision.what, verdict, decision.electorate.rank if decision.electorate else None)
+        COUNTS.declined(verdict, voted=decision.prepared is not None)
+        return error
     except Exception as error:  # noqa: BLE001  # declined it is, also where that cannot be told well
         return _bare_decline(decision.kind, error)
 
@@ -270,6 +275,7 @@ def _bare_decline(kind: str, error: Exception) -> WorkspaceDeclined:
     declined = WorkspaceDeclined.__new__(WorkspaceDeclined, text)
     declined.verdict, declined.what = Verdict.__new__(Verdict), f"{kind} workspace"
     vars(declined.verdict).update(outcome="no", reason=text, records=(), missing=())
+    COUNTS.declined(None)
     return declined
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim.log import event
 from fi_shim.patches.definition import Patch
+from fi_shim.patches.outside_graphs import outside_graphs
 from fi_shim.patches.validator_probe import recognise
 
 if TYPE_CHECKING:
@@ -110,13 +111,14 @@ def _make_init(original: Callable[..., None], switch: Switch) -> Callable[..., N
             with contextlib.suppress(Exception):  # the workspace is built: whatever fails here, it stands
                 remember_limits(self)
 
-    return __init__
+    return outside_graphs(__init__)
 
 
 def _make_destroy(original: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(original, updated=())
     def destroy(self: Any) -> None:
-        vars(self).pop(LIMITS, None)
+        if LIMITS in self.__dict__:  # not `pop`: torch 2.9's Dynamo cannot trace it, and FlashInfer's own `destroy` can be traced
+            delattr(self, LIMITS)
         original(self)
 
     return destroy

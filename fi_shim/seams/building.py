@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fi_shim.seams.reserve import Reserve
     from fi_shim.workspace.ballot.gathering import Gathering
 
-RENDEZVOUS_SECONDS: Final = 4.0
+RENDEZVOUS_SECONDS: Final = 3.0
 """How long torch's own rendezvous may wait for a rank: all ranks have just said that they are there."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import select
 import socket
 import time
@@ -13,6 +14,8 @@ import wrapt
 from fi_shim.seams.window import current
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fi_shim.seams.building import Building
 
 SLICE_SECONDS: Final = 0.05
@@ -44,9 +47,18 @@ class GuardedSocket(socket.socket):
         build.journal.took_socket(made)
         return made
 
+    def bind(self, address: Any) -> None:
+        with self._noted("bind"):
+            super().bind(address)
+
+    def sendmsg(self, *args: Any) -> int:
+        with self._noted("sendmsg"):
+            return super().sendmsg(*args)
+
     def recvmsg(self, *args: Any) -> Any:
         self._wait()
-        answer = super().recvmsg(*args)
+        with self._noted("recvmsg"):
+            answer = super().recvmsg(*args)
         for level, kind, data in answer[1]:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 received = array.array("i")
@@ -61,7 +73,8 @@ class GuardedSocket(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         self._wait()
-        descriptor, address = self._accept()  # type: ignore[attr-defined]  # the C method that the base class uses
+        with self._noted("accept"):
+            descriptor, address = self._accept()  # type: ignore[attr-defined]  # the C method that the base class uses
         return self.of_build(self._build, self.family, self.type, self.proto, fileno=descriptor), address
 
     def connect(self, address: Any) -> None:
@@ -69,6 +82,17 @@ class GuardedSocket(socket.socket):
             super().connect(address)
         except (ConnectionRefusedError, FileNotFoundError):
             self._build.gathering.check()  # FlashInfer tries again, for half a minute
+            raise
+        except OSError as error:
+            self._build.journal.last_failure = f"connect: {error}"
+            raise
+
+    @contextlib.contextmanager
+    def _noted(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._build.journal.last_failure = f"{call}: {error}"
             raise
 
     def _wait(self) -> None:

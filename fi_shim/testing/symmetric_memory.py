@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,7 +68,8 @@ class SymmetricMemory:
         self._rendezvous = rendezvous
 
     def empty(self, *size: Any, dtype: Any, device: Any) -> DeviceTensor:
-        self._driver.cuCtxSetCurrent(self._driver.cuDevicePrimaryCtxRetain(device.index or 0)[1])
+        context = _checked(self._driver, self._driver.cuDevicePrimaryCtxRetain(device.index or 0))
+        _checked(self._driver, self._driver.cuCtxSetCurrent(context))
         shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
         requested = math.prod(shape) * dtype.itemsize
         self.requested.append(requested)
@@ -110,15 +112,13 @@ def map_memory(driver: Driver, handle: Any, size: int) -> int:
     Raises:
         RuntimeError: the driver refuses; nothing stays mapped.
     """
-    address = _checked(driver, driver.cuMemAddressReserve(size, driver.process.specification.granularity, 0, 0))
-    mapped = driver.cuMemMap(address, size, 0, handle, 0)
-    if int(mapped[0]) == 0:
-        mapped = driver.cuMemSetAccess(address, size, [_access(driver)], 1)
-        if int(mapped[0]):
-            driver.cuMemUnmap(address, size)
-    if int(mapped[0]):
-        driver.cuMemAddressFree(address, size)
-    _checked(driver, mapped)
+    with contextlib.ExitStack() as undo:
+        address = _checked(driver, driver.cuMemAddressReserve(size, driver.process.specification.granularity, 0, 0))
+        undo.callback(driver.cuMemAddressFree, address, size)
+        _checked(driver, driver.cuMemMap(address, size, 0, handle, 0))
+        undo.callback(driver.cuMemUnmap, address, size)
+        _checked(driver, driver.cuMemSetAccess(address, size, [_access(driver)], 1))
+        undo.pop_all()
     return int(address)
 
 

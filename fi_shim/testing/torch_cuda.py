@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim.testing.bindings import Refusal
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from fi_shim.testing.driver import Driver
 
 CAPABILITY: Final = (9, 0)
+NAME: Final = "simulated by fi_shim"
 
 
 class TorchCuda:
@@ -36,8 +39,10 @@ class TorchCuda:
             "current_device": self.current_device,
             "set_device": self.set_device,
             "_exchange_device": self.exchange_device,
-            "_maybe_exchange_device": self.exchange_device,
+            "_maybe_exchange_device": functools.partial(self.exchange_device),  # Dynamo tells the two apart
             "_lazy_call": lambda _callable, **_options: None,  # such as seeding: there is no generator
+            "get_rng_state": lambda _device=None: None,  # Dynamo saves and restores it around each compilation
+            "set_rng_state": lambda _state, _device=None: None,
             "synchronize": self.synchronize,
             "mem_get_info": self.mem_get_info,
             "memory_reserved": self.memory_reserved,
@@ -45,7 +50,8 @@ class TorchCuda:
             "empty_cache": self.empty_cache,
             "is_current_stream_capturing": lambda: False,
             "get_device_capability": lambda _device=None: CAPABILITY,
-            "get_device_name": lambda _device=None: "simulated by fi_shim",
+            "get_device_name": lambda _device=None: NAME,
+            "get_device_properties": self.get_device_properties,
         }
 
     def current_device(self) -> int:
@@ -73,6 +79,12 @@ class TorchCuda:
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         self._initialise()
         return self._driver.free_and_total(self._index(device))
+
+    def get_device_properties(self, device: Any = None) -> SimpleNamespace:
+        """Name, compute capability and memory; torch's own object cannot be made from Python."""
+        total = self._process.specification.capacities[self._index(device)]
+        major, minor = CAPABILITY
+        return SimpleNamespace(name=NAME, major=major, minor=minor, total_memory=total)
 
     def memory_reserved(self, device: Any = None) -> int:
         with self._process.machine.transaction() as ledger:

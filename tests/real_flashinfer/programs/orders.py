@@ -10,9 +10,7 @@ import inspect
 import itertools
 import json
 import logging
-import os
 import sys
-import traceback
 import types
 import warnings
 from typing import Any
@@ -21,6 +19,7 @@ warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
 from fi_shim_free import import_aids  # noqa: E402
+from forked import in_child  # noqa: E402
 
 METHODS = ("__init__", "is_buffer_size_sufficient", "destroy")
 
@@ -347,25 +346,6 @@ def script_threads() -> None:
     assert not problems, problems
     World().check(("threads",))
     assert World().active()
-
-
-def in_child(function: Any, *arguments: Any) -> str:
-    """Run in a forked child; the empty string, or its traceback."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            function(*arguments)
-            text = ""
-        except BaseException:  # noqa: BLE001
-            text = traceback.format_exc()
-        os.write(write, text.encode()[-4000:])
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as stream:
-        text = stream.read()
-    _, status = os.waitpid(child, 0)
-    return text or (f"exit status {status}" if status else "")
 
 
 def main() -> None:
