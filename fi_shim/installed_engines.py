@@ -41,12 +41,6 @@ COMBINATIONS: Final = (
         SpecifierSet(">=0.6.10,<0.6.15"),
         "this FlashInfer shares memory through torch, whose rendezvous can hang on all ranks (SGLang issue 29073); the probe cannot see that",
     ),
-    Combination(
-        "vllm",
-        SpecifierSet(">=0.22,<0.24"),
-        SpecifierSet(""),
-        "with data parallelism this vLLM passes no group and FlashInfer takes WORLD: the group is larger than the workspace, so that nobody votes",
-    ),
 )
 
 

@@ -60,8 +60,7 @@ def test_pins_are_read_as_engines_write_them(install: Install) -> None:
         ("sglang", "0.5.20", "0.6.18", ""),
         ("sglang", "0.5.14", "0.6.12", "rendezvous"),
         ("sglang", "0.5.14", "0.6.18", ""),
-        ("vllm", "0.23.0", "0.6.12", "nobody votes"),
-        ("vllm", "0.24.0", "0.6.12", ""),
+        ("vllm", "0.23.0", "0.6.12", ""),
         ("vllm", "a build", None, ""),
     ],
 )

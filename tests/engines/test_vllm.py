@@ -68,6 +68,18 @@ def test_no_multicast_anywhere(engine: Callable[..., Team], release: str, enviro
     fell_back_to("trtllm", engine(release, backend="auto", simulate="2x8GiB;multicast=off", environ=environ))
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("release", ["vllm-0.23.0"])
+def test_data_parallel_ranks_where_vllm_passes_no_group(engine: Callable[..., Team], release: str) -> None:
+    """FlashInfer falls back to WORLD, whose other ranks may be busy with other requests."""
+    ranks = engine(release, backend="trtllm", size=4, simulate="4x8GiB;3=4MiB")
+    assert ranks.results(ranks.start("workspace", only=(0, 1))) == ["trtllm"] * 2
+    assert ranks.results(ranks.start("workspace", only=(2, 3))) == [None] * 2
+    assert ranks.all("all_reduce") == ["fused", "fused", "plain", "plain"]
+    without = engine(release, backend="trtllm", size=4, environ=SHIM_OFF)
+    leaves_a_peer_waiting(without, "workspace", only=(0, 1))
+
+
 @pytest.mark.parametrize(("environ", "lines"), [({}, 0), (SHIM_OFF, 20)])
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_flood(engine: Callable[..., Team], release: str, environ: dict[str, str], lines: int) -> None:

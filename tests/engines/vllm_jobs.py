@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,8 @@ import torch.distributed as dist
 from rank_jobs import *  # noqa: F403
 
 MODULE = "vllm.distributed.device_communicators.flashinfer_all_reduce"
-reducing: Any = importlib.import_module(MODULE)
+with contextlib.redirect_stdout(sys.stderr):  # where some releases log; the nursery speaks on standard output
+    reducing: Any = importlib.import_module(MODULE)
 made: list[Any] = []
 
 
@@ -27,25 +30,31 @@ def _launch(**keywords: Any) -> torch.Tensor:
 flashinfer.comm.allreduce_fusion = _launch
 
 
-def enter(backend: str = "auto") -> None:
-    """Give vLLM the groups and the platform that its launcher would have found."""
-    ranks = list(range(dist.get_world_size()))
-    for group in ("device", "cpu", "kernels"):  # gloo in place of NCCL
-        rank_jobs.groups[group] = dist.new_group(ranks)
+def enter(backend: str = "auto", size: int = 2) -> None:
+    """Give vLLM the groups and the platform that its launcher would have found: `size` ranks of tensor parallelism, the rest data parallel."""
+    for name in ("device", "cpu", "kernels"):  # gloo in place of NCCL
+        for first in range(0, dist.get_world_size(), size):
+            ranks = list(range(first, first + size))
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                rank_jobs.groups[name] = group
     os.environ["VLLM_FLASHINFER_ALLREDUCE_BACKEND"] = backend
     reducing.current_platform = SimpleNamespace(
         is_cuda=lambda: True,
         get_device_capability=lambda: None,  # no tuned sizes
         has_device_capability=lambda number: number <= 90,
     )
-    reducing.PassConfig = SimpleNamespace(default_fi_allreduce_fusion_max_size_mb=lambda: {len(ranks): 4})
+    reducing.PassConfig = SimpleNamespace(default_fi_allreduce_fusion_max_size_mb=lambda: {size: 4})
+    if hasattr(reducing, "get_node_count"):  # up to 0.31
+        reducing.get_node_count = lambda: 1
     made.append(reducing.FlashInferAllReduce(rank_jobs.groups["cpu"], "cuda"))
 
 
 def workspace(tokens: int = 2048, hidden_dim: int = 1024, dtype: str = "bfloat16", *, quantised: bool = False) -> str | None:
     """As the fusion pass asks for it; the backend that came, or None."""
     get = reducing.get_fi_ar_quant_workspace if quantised else reducing.get_fi_ar_workspace
-    found = get(dist.get_world_size(), dist.get_rank(), tokens, hidden_dim, getattr(torch, dtype), rank_jobs.groups["cpu"])
+    group = rank_jobs.groups["cpu"]
+    found = get(dist.get_world_size(group), dist.get_rank(group), tokens, hidden_dim, getattr(torch, dtype), group)
     return None if found is None else str(found.backend)
 
 
@@ -57,7 +66,7 @@ def all_reduce(tokens: int = 16, hidden_dim: int = 1024, dtype: str = "bfloat16"
         return "fused"
     number = torch.ones(1)
     dist.all_reduce(number, group=rank_jobs.groups["device"])
-    assert number.item() == dist.get_world_size()
+    assert number.item() == dist.get_world_size(rank_jobs.groups["device"])
     return "plain"
 
 
