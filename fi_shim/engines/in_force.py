@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fi_shim.registry import APPLIED, DISPLACED, REGISTRY
 
 
-def preflight_in_force(world_size: int, group: Any) -> str:
-    """Why fi_shim would not probe and vote on a workspace that this rank asks for now, or an empty text if it would.
-
-    Args:
-        world_size: ranks of the workspace.
-        group: the group that the engine is going to pass on; None: FlashInfer falls back to WORLD.
-    """
-    import torch.distributed as dist
-
+def preflight_not_in_force() -> str:
+    """Why fi_shim would not probe and vote on a workspace that this rank asks for now, or an empty text if it would."""
     from fi_shim.activation import active_settings, flashinfer_version
     from fi_shim.drift.knowledge import knowledge
     from fi_shim.engines.sglang_forward import no_decline_here
@@ -29,7 +20,5 @@ def preflight_in_force(world_size: int, group: Any) -> str:
         return "FI_SHIM_PREFLIGHT=off"
     if reason := no_decline_here():
         return reason
-    if (size := dist.get_world_size(group)) != world_size:
-        return f"the group has {size} ranks, the workspace {world_size}: fi_shim does not vote there"
     release = knowledge(flashinfer_version()).required_release()
     return "" if release.regimes else f"nothing is known of the sizes of FlashInfer {release.version}"

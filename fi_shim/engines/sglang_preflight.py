@@ -6,7 +6,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.engines.in_force import preflight_in_force
+from fi_shim.engines.in_force import preflight_not_in_force
 from fi_shim.engines.version import imported_version
 from fi_shim.log import event
 from fi_shim.patches.definition import Patch
@@ -46,7 +46,7 @@ def _make_preflight(original: Callable[..., bool], switch: Switch) -> Callable[.
 
     @functools.wraps(original, updated=())
     def preflight(world_size: int, max_token_num: int, hidden_dim: int, dtype: Any, cpu_group: Any = None) -> bool:
-        before, _ASIDE.yes = _ASIDE.yes, switch.on and _steps_aside(world_size, cpu_group)
+        before, _ASIDE.yes = _ASIDE.yes, switch.on and _steps_aside()
         try:
             return original(world_size, max_token_num, hidden_dim, dtype, cpu_group)
         finally:
@@ -55,9 +55,9 @@ def _make_preflight(original: Callable[..., bool], switch: Switch) -> Callable[.
     return preflight
 
 
-def _steps_aside(world_size: int, cpu_group: Any) -> bool:
+def _steps_aside() -> bool:
     try:
-        reason = preflight_in_force(world_size, cpu_group)
+        reason = preflight_not_in_force()
     except Exception as error:  # noqa: BLE001  # then SGLang asks as ever
         reason = repr(error)
     event("debug", "engine_preflight", engine="sglang", steps_aside=not reason, reason=reason or "fi_shim asks")

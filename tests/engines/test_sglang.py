@@ -101,6 +101,15 @@ def test_sglangs_own_stays_in_force_where_ours_is_not(engine: Callable[..., Team
     assert all(OWN_PREFLIGHT in calls for calls in ranks.all("calls"))
 
 
+@pytest.mark.parametrize("release", ["sglang-0.5.23"])
+def test_sglangs_own_stays_in_force_where_nothing_is_known_of_flashinfer(engine: Callable[..., Team], release: str) -> None:
+    ranks = engine(release, simulate=TOO_LITTLE_FOR_THE_COPY)
+    both(ranks, "break_function", name="fi_shim.drift.knowledge:Knowledge.required_release")
+    both(ranks, "pre_initialize")
+    fell_back(ranks)
+    assert all(OWN_PREFLIGHT in calls for calls in ranks.all("calls"))
+
+
 @pytest.mark.parametrize("without", [0, 1])
 @pytest.mark.parametrize("release", ["sglang-0.5.23"])
 def test_a_rank_without_the_shim_meets_the_others_in_sglangs_vote(engine: Callable[..., Team], release: str, without: int) -> None:
