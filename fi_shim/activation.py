@@ -83,10 +83,7 @@ def _activate(settings: Settings) -> None:
         return
     _retire_earlier_copies()
     log.configure(settings.log)
-    for problem in settings.problems:
-        log.event("warning", "setting_not_understood", problem=problem)
-    for name in sorted(settings.disable - {patch.name for patch in PATCHES}):
-        log.event("warning", "unknown_patch", name=name, known=",".join(patch.name for patch in PATCHES))
+    _tell_what_is_not_understood(settings)
     _ACTIVATION.settings = settings
     _ACTIVATION.announced = False
     _ACTIVATION.late = False
@@ -114,6 +111,13 @@ def _begin_records(settings: Settings) -> None:
         record.waiting_for = set(patch.modules)
         if patch.name in settings.disable:
             record.state, record.reason = DISABLED, "FI_SHIM_DISABLE names it"
+
+
+def _tell_what_is_not_understood(settings: Settings) -> None:
+    for problem in settings.problems:
+        log.event("warning", "setting_not_understood", problem=problem)
+    for name in sorted(settings.disable - {patch.name for patch in PATCHES}):
+        log.event("warning", "unknown_patch", name=name, known=",".join(patch.name for patch in PATCHES))
 
 
 def _retire_earlier_copies() -> None:

@@ -21,7 +21,7 @@ class Settings:
     disable: frozenset[str] = frozenset()
     """FI_SHIM_DISABLE: names of patches to leave out."""
     preflight: str = "probe"
-    """FI_SHIM_PREFLIGHT: probe or off."""
+    """FI_SHIM_PREFLIGHT: probe, reserve or off."""
     on_drift: str = "warn"
     """FI_SHIM_ON_DRIFT: what to do where a workspace was allocated otherwise than planned: warn, strict or ignore."""
     vote_timeout: float = ARRIVAL_LIMIT_S
@@ -76,7 +76,7 @@ def _seconds(text: str) -> float:
 _VARIABLES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "FI_SHIM": ("enabled", _switch, "0 or 1"),
     "FI_SHIM_DISABLE": ("disable", _names, "names of patches, separated by commas"),
-    "FI_SHIM_PREFLIGHT": ("preflight", _one_of("probe", "off"), "probe or off"),
+    "FI_SHIM_PREFLIGHT": ("preflight", _one_of("probe", "reserve", "off"), "probe, reserve or off"),
     "FI_SHIM_ON_DRIFT": ("on_drift", _one_of("warn", "strict", "ignore"), "warn, strict or ignore"),
     "FI_SHIM_VOTE_TIMEOUT": ("vote_timeout", _seconds, "a positive number of seconds"),
     "FI_SHIM_COMPAT": ("compat", str, "a folder"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fi_shim.workspace.vote import Scalar
 
-Kind = Literal["trtllm", "mnnvl", "legacy", "cutedsl"]
+Kind = Literal["trtllm", "mnnvl", "legacy", "cutedsl", "restore"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Asked:
     group: Any
     comm_backend: Any
     use_symm_dev_mem: bool = True
+    backend: str = ""
+    """Of a workspace that is restored: whose."""
 
     @property
     def what(self) -> str:

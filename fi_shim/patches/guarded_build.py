@@ -8,6 +8,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from fi_shim.patches.restoring import memories_of
 from fi_shim.patches.undoing import undo
 from fi_shim.seams.building import Building
 from fi_shim.seams.collectives import DistStandIn, guarded_backend
@@ -37,13 +38,18 @@ class GuardedBuild:
         asked: what was asked for.
         electorate: by whom.
         prepared: the outcome of the votes so far, with an open session.
+        workspace: the object that is made or restored; None for the legacy creator.
         objection: (what was built, its journal) -> why it is not to be kept, or an empty text.
     """
 
-    def __init__(self, asked: Asked, electorate: Electorate, prepared: Preparation, objection: Callable[[Any, Building], str]) -> None:
+    def __init__(
+        self, asked: Asked, electorate: Electorate, prepared: Preparation, workspace: Any, objection: Callable[[Any, Building], str]
+    ) -> None:
         assert prepared.session is not None
         store = transport_of(electorate.group).origin
         self._build = Building(Gathering(prepared.session, prepared.record.where), electorate.group, store, prepared.reserve)
+        if asked.kind == "restore":
+            self._build.memories = memories_of(workspace)
         self._asked = asked
         self._prepared = prepared
         self._objection = objection
@@ -158,7 +164,7 @@ class GuardedBuild:
     def _put_back(self, owner: Any) -> None:
         for name, value in list(getattr(owner, "__dict__", {}).items()):
             if type(value).__name__ == "GuardedBackend" and getattr(value, "_build", None) is self._build:
-                setattr(owner, name, self._callers_backend)
+                vars(owner)[name] = self._callers_backend  # some of FlashInfer's objects are frozen
 
     def _interrupted(self, interrupt: BaseException, args: tuple[Any, ...]) -> None:
         """KeyboardInterrupt, SystemExit, or a fault of ours: the others hear of it, and nothing stays."""

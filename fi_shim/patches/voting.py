@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim import log
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     from fi_shim.settings import Settings
     from fi_shim.workspace.ballot.session import Session
     from fi_shim.workspace.ballot.transport import AllgatherTransport
+    from fi_shim.workspace.sizes import AllocationPlan
     from fi_shim.workspace.vote import Record, Scalar
 
 _transports: Final[weakref.WeakKeyDictionary[Any, AllgatherTransport]] = weakref.WeakKeyDictionary()
 
 
-def prepared(asked: Asked, electorate: Electorate, settings: Settings) -> Preparation:
-    """The votes before the build."""
-    creation = creation_of(asked, electorate, settings)
+def prepared(asked: Asked, electorate: Electorate, settings: Settings, plan: AllocationPlan | None = None) -> Preparation:
+    """The votes before the build. `plan`: what is going to be allocated, where a shape does not say."""
+    creation = replace(creation_of(asked, electorate, settings), plan=plan)
     if electorate.size == 1:
         return prepare_alone(creation)
     return prepare(creation, lambda record: join(electorate, record, settings))
@@ -56,7 +58,7 @@ def creation_of(asked: Asked, electorate: Electorate, settings: Settings) -> Cre
         objection="" if disabled else objection(asked, electorate),
         guarded=electorate.group is not None and not disabled,
         keeps_probe=settings.preflight == "reserve",
-        make_ready=None if asked.kind in {"mnnvl", "cutedsl"} else _kernels_to_build(),
+        make_ready=None if {"mnnvl", "cutedsl"} & {asked.kind, asked.backend} else _kernels_to_build(),
     )
 
 
@@ -78,7 +80,7 @@ def _kernels_to_build() -> Callable[[], object] | None:
 
 def _regime_name(asked: Asked, release: Release) -> str:
     """The regime of this entry: the legacy creator's defaults and confidential computing allocate in their own ways."""
-    if asked.kind == "mnnvl":
+    if "mnnvl" in {asked.kind, asked.backend}:
         return release.regime_name("mnnvl", confidential_computing=False)
     if not asked.use_symm_dev_mem:
         return release.rules["legacy_creator"]

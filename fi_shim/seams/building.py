@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import datetime as dt
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from fi_shim.seams.journal import Journal
+from fi_shim.seams.rendezvous import limited
 from fi_shim.workspace import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fi_shim.seams.reserve import Reserve
     from fi_shim.workspace.ballot.gathering import Gathering
-
-RENDEZVOUS_SECONDS: Final = 3.0
-"""How long torch's own rendezvous may wait for a rank: all ranks have just said that they are there."""
 
 
 @dataclass
@@ -64,15 +60,5 @@ class Building:
     def rendezvous(self, meet: Callable[[str], Any]) -> Any:
         """Torch's own rendezvous, over this build's group, when all ranks have allocated. It ends by a time limit of its own."""
         self.barrier("rendezvous")
-        with _limited(self.store):
+        with limited(self.store):
             return meet(self.group.group_name)
-
-
-@contextlib.contextmanager
-def _limited(store: Any) -> Iterator[None]:
-    before = store.timeout
-    store.set_timeout(dt.timedelta(seconds=RENDEZVOUS_SECONDS))
-    try:
-        yield
-    finally:
-        store.set_timeout(before)

@@ -31,6 +31,7 @@ class DeviceTensor:
         self.allocated = allocated
         self._driver = driver
         self._address = 0
+        self.has_multicast = bool(driver.process.specification.multicast)
         self.handle = _checked(driver, driver.cuMemCreate(allocated, _properties(driver), 0))
         try:
             self._address = map_memory(driver, self.handle, allocated)
@@ -87,7 +88,7 @@ class Rendezvous:
         self.buffer_size = tensor.nbytes
         self.buffer_ptrs = list(addresses)
         self.buffer_ptrs_dev = addresses[0]
-        self.multicast_ptr = addresses[0]
+        self.multicast_ptr = addresses[0] if tensor.has_multicast else 0
 
     def get_buffer(self, rank: int, sizes: Sequence[int], dtype: Any, storage_offset: int = 0) -> _Buffer:  # noqa: ARG002
         return _Buffer(self.buffer_ptrs[rank] + storage_offset * dtype.itemsize)

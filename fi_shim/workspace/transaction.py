@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim.seams import devices
 from fi_shim.seams import driver as seam
+from fi_shim.seams.rendezvous import RENDEZVOUS
 from fi_shim.workspace import handles
 from fi_shim.workspace.planning import device_granularities
 from fi_shim.workspace.probe import probe
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
     from fi_shim.seams.reserve import Reserve
     from fi_shim.workspace.ballot.session import Session
+    from fi_shim.workspace.handles import HandleType
     from fi_shim.workspace.request import WorkspaceShape
     from fi_shim.workspace.sizes import AllocationPlan, Regime
     from fi_shim.workspace.vote import Scalar, Vote
 
 SHARED_BY_HANDLE: Final = "cuMemCreate"
+SYMMETRIC: Final = "symm_mem"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Creation:
     """A reason to vote no, whatever is found."""
     guarded: bool = False
     """Whether this rank can build under guard."""
+    plan: AllocationPlan | None = None
+    """What is going to be allocated, where that is known without a shape."""
     keeps_probe: bool = False
     """Whether what the probe creates is kept for the build."""
     make_ready: Callable[[], object] | None = None
@@ -153,7 +158,7 @@ def _facts(creation: Creation) -> tuple[Record, _Ground | None]:
     )  # fmt: skip
     try:
         record = replace(record, device=devices.current_device())
-        if creation.objection or creation.abstains or creation.shape is None:
+        if creation.objection or creation.abstains or (creation.shape is None and creation.plan is None):
             vote: Vote = "no" if creation.objection else "abstain"
             return replace(record, vote=vote, reason=creation.objection or creation.abstains or creation.problem), None
         ground = _look_around(creation)
@@ -183,6 +188,8 @@ def _unsuitable(ground: _Ground) -> str:
     """Why this release cannot use this device, or an empty text."""
     if ground.device != (current := devices.current_device()):
         return f"this release allocates on device {ground.device}, the rank's number, but the current device is {current}"
+    if ground.regime.table["allocator"] == SYMMETRIC and RENDEZVOUS.out_of_step:
+        return "an earlier rendezvous of torch's symmetric memory failed in this process; it takes a restart to use it again"
     if ground.regime.multicast != "none" and not _multicast_supported(ground.device):
         return "the device does not support NVLink multicast, which this release needs"
     return ""
@@ -201,15 +208,13 @@ def _probed(creation: Creation, facts: Record, ground: _Ground, session: Session
     try:
         if creation.make_ready is not None and (failure := _make_ready(creation.make_ready, session)):
             return Preparation(undecided, replace(record, vote="no", reason=failure))
-        assert creation.shape is not None
         handle_type = None
         if ground.shares_handles:
             try:
                 handle_type = handles.agreed(ground.handle_rule, records)
             except ValueError as error:
                 return Preparation(undecided, replace(record, vote="no", reason=str(error)))
-        granularities = device_granularities(ground.regime, ground.device, creation.shape.world_size, handle_type)
-        plan = ground.regime.plan(creation.shape, granularities)
+        plan = creation.plan or _planned(creation, ground, handle_type)
         may_fall_back = ground.handle_rule == "group" and handle_type == "fabric" and len({r.host for r in records}) == 1
         finding = probe(plan, ground.device, handle_type, may_fall_back=may_fall_back, keep=creation.keeps_probe)
         record = replace(record, vote=finding.vote, reason=finding.reason, bytes_needed=finding.needed, bytes_free=finding.free)
@@ -217,6 +222,11 @@ def _probed(creation: Creation, facts: Record, ground: _Ground, session: Session
     except Exception as error:  # noqa: BLE001  # a probe that cannot run is not "out of memory"
         reason = f"the probe could not run: {type(error).__name__}: {error}"
         return Preparation(undecided, replace(record, vote="abstain", reason=reason), plan)
+
+
+def _planned(creation: Creation, ground: _Ground, handle_type: HandleType | None) -> AllocationPlan:
+    assert creation.shape is not None
+    return ground.regime.plan(creation.shape, device_granularities(ground.regime, ground.device, creation.shape.world_size, handle_type))
 
 
 def _make_ready(make_ready: Callable[[], object], session: Session | None) -> str:

@@ -9,10 +9,14 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from fi_shim.patches import guarded_build
 from fi_shim.patches.guarded_build import GuardedBuild
+from fi_shim.seams import driver as seam
+from fi_shim.seams.rendezvous import RENDEZVOUS
 from fi_shim.seams.sockets import GuardedSocket
 from fi_shim.testing import simulation
 from fi_shim.testing.faults import Fault
+from fi_shim.workspace.ballot.gathering import Gathering
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 CODES = {"cuda": "cudaErrorMemoryAllocation", "cu": "CUDA_ERROR_OUT_OF_MEMORY", "lamport_initialize": "CUDA_ERROR_LAUNCH_FAILED"}
 SYSTEM_CALLS = ("bind", "connect", "_accept", "sendmsg", "recvmsg")
 SYMMETRIC_MEMORY = ("empty", "rendezvous")
+OURS = ("gather", "commit")
 
 
 class _Watch:
@@ -30,6 +35,8 @@ class _Watch:
         self.counts: Counter[str] = Counter()
         self.pending: tuple[str, int, str] | None = None
         self.built: dict[str, int] = {}
+        self.grab: tuple[int, int] | None = None
+        self.grabbed: list[Any] = []
 
     def strike(self, name: str, error: Exception) -> None:
         self.counts[name] += 1
@@ -61,19 +68,25 @@ def watch_builds() -> None:
     symmetric: Any = sys.modules.get("flashinfer.comm.torch_symmetric_memory")
     for name in SYMMETRIC_MEMORY if symmetric is not None else ():
         _wrap(symmetric.symm_mem, name, RuntimeError(f"simulated fault of {name}"))
+    _wrap(Gathering, "gather", RuntimeError("simulated fault of gather"))
+    _wrap(guarded_build, "commit", RuntimeError("simulated fault of commit"))
     run = GuardedBuild._run
 
     def watched(self: Any, *arguments: Any) -> Any:
         process = simulation.required().process
         before = Counter(process.counts)
         _watch.counts.clear()
-        if _watch.pending is not None and _watch.pending[0] not in {*SYSTEM_CALLS, *SYMMETRIC_MEMORY}:
+        if _watch.pending is not None and _watch.pending[0] not in {*SYSTEM_CALLS, *SYMMETRIC_MEMORY, *OURS}:
             process.faults = (_fault(before, *_watch.pending),)
+        if _watch.grab is not None:
+            _grab(*_watch.grab)
+            _watch.grab = None
         try:
             return run(self, *arguments)
         finally:
             process.faults = ()
-            _watch.pending = None
+            if _watch.pending is not None and _watch.pending[0] != "commit":
+                _watch.pending = None
             _watch.built = dict(Counter(process.counts) - before + _watch.counts)
 
     GuardedBuild._run = watched  # type: ignore[method-assign]
@@ -104,6 +117,30 @@ def fail_in_build(name: str, n: int, how: str) -> None:
     _watch.pending = (name, n, how)
 
 
+def out_of_step() -> bool:
+    """Whether torch's rendezvous cannot be used any more in this process."""
+    return RENDEZVOUS.out_of_step
+
+
 def calls_of_build() -> dict[str, int]:
     """What the last build called."""
     return _watch.built
+
+
+def grab_when_building(device: int, leave: int) -> None:
+    """Let somebody else take all memory of a device but `leave` bytes, as soon as the vote is over."""
+    _watch.grab = (device, leave)
+
+
+def let_go() -> None:
+    """Give back what was grabbed."""
+    while _watch.grabbed:
+        simulation.required().driver.cuMemRelease(_watch.grabbed.pop())
+
+
+def _grab(device: int, leave: int) -> None:
+    driver = simulation.required().driver
+    free = driver.cuMemGetInfo()[1]
+    properties = seam.allocation_properties(driver, device, seam.handle_type(driver, "posix"))
+    size = (free - leave) // (2 << 20) * (2 << 20)
+    _watch.grabbed.append(seam.checked(driver, "cuMemCreate", size, properties, 0))

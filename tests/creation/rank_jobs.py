@@ -98,7 +98,7 @@ def scale_limits(limits: dict[str, float]) -> None:
 
 def create(**keywords: Any) -> dict[str, Any]:
     """Build a workspace, and tell how that went."""
-    keep = keywords.pop("keep", False)
+    keep, keep_error = keywords.pop("keep", False), keywords.pop("keep_error", False)
     began, made, error = time.monotonic(), None, None
     faulthandler.dump_traceback_later(SLOW_SECONDS, file=2)
     try:
@@ -111,6 +111,8 @@ def create(**keywords: Any) -> dict[str, Any]:
         result["metadata"] = _metadata(made)
     if keep:
         kept.append(made)
+    if keep_error:
+        kept.append(error)
     return result
 
 
@@ -580,3 +582,82 @@ def activate() -> None:
 
 def deactivate() -> None:
     fi_shim.deactivate()
+
+
+def descriptors() -> int:
+    """How many files this process has open."""
+    import gc
+
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # descriptors, not a folder
+
+
+def forget_verdicts() -> None:
+    """Lose what this rank remembers, as one that never read the verdict."""
+    from fi_shim.patches import remembered
+
+    remembered._declined.clear()
+
+
+def capture(*, on: bool) -> None:
+    """Seem to capture a CUDA graph."""
+    import torch
+
+    torch.cuda.is_current_stream_capturing = lambda: on
+
+
+def create_within(where: str, **keywords: Any) -> dict[str, Any]:
+    """Build inside an inference mode, a custom op, or a worker thread."""
+    import torch
+
+    results: list[dict[str, Any]] = []
+
+    def build() -> None:
+        torch.cuda.set_device(int(os.environ["RANK"]))
+        results.append(create(**keywords))
+
+    if where == "inference mode":
+        with torch.inference_mode():
+            build()
+    elif where == "worker thread":
+        thread = threading.Thread(target=build)
+        thread.start()
+        thread.join()
+    else:
+
+        def body(x: Any) -> Any:
+            build()
+            return x.clone()
+
+        torch.library.custom_op("fi_shim_tests::build", body, mutates_args=(), schema="(Tensor x) -> Tensor")(torch.zeros(1))
+    return results[0]
+
+
+def backends_kept() -> list[str]:
+    """The kinds of communication backend that the last workspace holds on to."""
+    found, waiting, seen = set(), [kept[-1]], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if hasattr(one, "Get_rank"):
+            found.add(type(one).__name__)
+        inner = list(one) if isinstance(one, (list, tuple)) else list(getattr(one, "__dict__", {}).values())
+        waiting += [value for value in inner if not isinstance(value, (int, str, types.ModuleType))]
+    return sorted(found)
+
+
+def detach() -> None:
+    kept[-1].checkpoint_prepare()
+
+
+def restore(group: str = "world", *, via: str = "_group") -> dict[str, Any]:
+    """Restore the last workspace, and tell how that went."""
+    error = None
+    began = time.monotonic()
+    try:
+        kept[-1].checkpoint_restore(_passed(via, groups[group], "trtllm")["comm_backend"])
+    except Exception as raised:  # noqa: BLE001  # it is the result
+        error = raised
+    return {"began": began, "ended": time.monotonic(), **_told(error)}

@@ -70,6 +70,8 @@ class Ranks:
         left = self.team.all("left")
         if any(one["own"] for one in left):
             return f"leaves {left}"
+        if any(self.team.all("out_of_step")):
+            self.start_anew()
         noise = [line for rank in self.team.ranks for line in rank.said().splitlines() if "ignored in" in line or "Destructor" in line]
         return f"says {noise[:3]}" if noise else ""
 
@@ -116,7 +118,8 @@ def test_the_calls_of_a_build_are_the_known_ones(team: Callable[..., Team], rele
     for backend in BACKENDS:
         all_built(ranks.create(backend=backend))
         first, last = ranks.all("calls_of_build")
-        found[backend] = {call: [first.get(call, 0), last.get(call, 0)] for call in sorted({*first, *last})}
+        calls = sorted({*first, *last} - {"gather", "commit"})
+        found[backend] = {call: [first.get(call, 0), last.get(call, 0)] for call in calls}
     if request.config.getoption("--record-calls"):
         known = known_calls() if CALLS_FILE.exists() else {}
         CALLS_FILE.write_text(json.dumps({**known, release: found}, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,278 @@
+"""A workspace as a transaction: what is declared no is raised on all ranks; what all agree to is built under guard, or as FlashInfer would."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from fi_shim import log
+from fi_shim.engines.sglang_forward import no_decline_here
+from fi_shim.patches import voting
+from fi_shim.patches.after_creation import Audit
+from fi_shim.patches.asked import read_arguments
+from fi_shim.seams import devices
+from fi_shim.seams.groups import NoElectorateError, find_electorate
+from fi_shim.state.counts import COUNTS
+from fi_shim.workspace.decline import WorkspaceDeclined
+from fi_shim.workspace.vote import Record, Verdict, decide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fi_shim.patches.asked import Asked, Kind
+    from fi_shim.patches.guarded_build import GuardedBuild
+    from fi_shim.seams.building import Building
+    from fi_shim.seams.groups import Electorate
+    from fi_shim.settings import Settings
+    from fi_shim.workspace.sizes import AllocationPlan
+    from fi_shim.workspace.transaction import Preparation
+
+KEPT_DECLINES: Final = 16
+
+DECLINES: Final[list[dict[str, Any]]] = []
+"""The last declined requests of this process, for `status()`."""
+
+
+def transact(
+    kind: Kind,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    known: tuple[Asked, AllocationPlan] | None = None,
+) -> Any:
+    """Call FlashInfer's own `original`, if all ranks agree, and give back what it returns.
+
+    Args:
+        kind: which entry it is.
+        original: FlashInfer's constructor, creator, or method.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        settings: in force.
+        known: what is asked for and what that allocates, where it cannot be read off the arguments.
+
+    Raises:
+        WorkspaceDeclined: on all ranks; nothing of the attempt is left.
+        Exception: FlashInfer's own, as without us.
+    """
+    decision, error = Decision(), None
+    try:
+        _vote_on(decision, kind, original, args, kwargs, settings, known)
+    except Exception as fault:  # noqa: BLE001  # peers cannot know: building alone would hang
+        decision.declined = _bare_decline(kind, fault)
+    built = None
+    if decision.declined is None and decision.build is not None:
+        built, error = _built_together(decision, original, args, kwargs)
+    if decision.declined is not None:
+        error = decision.declined
+        if kind in {"trtllm", "mnnvl", "cutedsl"}:
+            args[0]._destroyed = True  # or the destructor of what was never built complains  # noqa: SLF001
+    if error is not None:
+        decision.build = None
+        raise error from None
+    return built if decision.build is not None else _built_alone(decision, kind, original, args, kwargs)
+
+
+@dataclass
+class Decision:
+    """What came of the votes: `declined`, a `build` under guard, or neither: FlashInfer builds as it would."""
+
+    what: str = "workspace"
+    kind: str = ""
+    electorate: Electorate | None = None
+    prepared: Preparation | None = None
+    declined: Exception | None = None
+    build: GuardedBuild | None = None
+    audit: Audit | None = None
+
+
+def _vote_on(
+    decision: Decision,
+    kind: Kind,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    known: tuple[Asked, AllocationPlan] | None,
+) -> None:
+    from fi_shim.patches.guarded_build import GuardedBuild  # what an engine pays for only when it builds
+
+    decision.kind, decision.what = kind, f"{kind} workspace"
+    if _stands_aside():
+        return
+    try:
+        asked, plan = known or (read_arguments(kind, original, args, kwargs), None)
+        decision.what = asked.what
+        electorate = decision.electorate = find_electorate(asked.group, asked.comm_backend, asked.world_size)
+        verdict = _at_once(asked, electorate)
+        if verdict is None:
+            decision.prepared = COUNTS.timed(voting.prepared, asked, electorate, settings, plan)
+            verdict = decision.prepared.verdict
+            _remember(decision, verdict)
+    except NoElectorateError as error:
+        with contextlib.suppress(Exception):
+            log.once("not_voted", f"{error}: FlashInfer builds without a vote")
+        return
+    except Exception as error:  # noqa: BLE001  # peers hear nothing from us and give up: building alone would hang
+        verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
+    if verdict.outcome == "no":
+        decision.declined = _declined(decision, verdict)
+        return
+    assert decision.prepared is not None
+    with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log or its audit
+        if verdict.outcome == "abstain":
+            COUNTS.abstained()
+            log.once("preflight_skipped", verdict.reason)
+        elif decision.prepared.plan is not None and plan is None and settings.on_drift != "ignore":
+            decision.audit = Audit(kind, decision.what, electorate.rank, decision.prepared.plan, _audit_vote(electorate, settings))
+    if decision.prepared.under_guard:
+        strict = settings.on_drift == "strict"
+        try:
+            workspace = None if kind == "legacy" else args[0]
+            objection = functools.partial(_objection, decision, strict=strict)
+            decision.build = GuardedBuild(asked, electorate, decision.prepared, workspace, objection)
+        except Exception as fault:
+            decision.prepared.give_up(f"fi_shim failed on this rank: {type(fault).__name__}: {fault}")
+            raise
+
+
+def _at_once(asked: Asked, electorate: Electorate) -> Verdict | None:
+    """A no that needs no vote: while a stream captures, and what the group has declined before."""
+    from fi_shim.patches import remembered
+
+    own = Record(rank=electorate.rank, vote="no", phase="facts", request=asked.request)
+    if electorate.rank < 0:
+        return Verdict("no", "this process is not in the group that was passed")
+    capturing = False
+    with contextlib.suppress(Exception):  # a torch without CUDA captures nothing
+        capturing = devices.is_capturing()
+    if capturing:
+        reason = f"a CUDA stream is being captured on rank {electorate.rank}: workspaces are made before capture"
+        remembered.refuse(electorate, own, "", reason)
+        return Verdict("no", reason, (replace(own, reason=reason),))
+    return remembered.recall(electorate, own)
+
+
+def _remember(decision: Decision, verdict: Verdict) -> None:
+    from fi_shim.patches import remembered
+
+    assert decision.electorate is not None
+    assert decision.prepared is not None
+    if decision.prepared.session is not None and decision.kind != "restore":  # an engine restores when it has made room
+        with contextlib.suppress(Exception):  # then the next request votes again
+            remembered.remember(decision.electorate, decision.prepared.session, decision.prepared.record, verdict)
+
+
+def _built_together(
+    decision: Decision, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Exception | None]:
+    """What FlashInfer built, or its own refusal; `decision.declined` where no rank keeps anything."""
+    assert decision.build is not None
+    try:
+        built = decision.build.make(original, args, kwargs)
+    except Exception as fault:  # noqa: BLE001  # ours; the others have heard of it, or miss this rank
+        decision.declined = _bare_decline(decision.kind, fault)
+        return None, None
+    if decision.build.refusal is not None:
+        return None, decision.build.refusal
+    if decision.build.verdict.declined:
+        _remember(decision, decision.build.verdict)
+        decision.declined = _declined(decision, decision.build.verdict)
+    return built, None
+
+
+def _objection(decision: Decision, built: Any, build: Building, *, strict: bool) -> str:
+    """Why what was built is not to be kept."""
+    if decision.kind == "mnnvl" and not getattr(built, "mc_ptr", True):
+        return "the multicast pointer is null: this device or driver has no NVLink multicast"
+    if decision.audit is None:
+        return ""
+    difference = decision.audit.look(built, build.journal)
+    return f"allocated otherwise than planned: {difference}" if difference and strict else ""
+
+
+def _built_alone(decision: Decision, kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """FlashInfer builds as it would; an audit, if there is one, follows."""
+    audit = decision.audit
+    try:
+        built = original(*args, **kwargs)
+    except Exception as error:
+        if audit is not None:
+            with contextlib.suppress(Exception):
+                audit.failed(error)
+        raise
+    finally:
+        if decision.prepared is not None:
+            with contextlib.suppress(Exception):
+                decision.prepared.drop_reserve()
+    refused = None
+    if audit is not None:
+        with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
+            refused = _audited(decision, audit, built if kind == "legacy" else args[0])
+    if refused is not None:
+        raise refused
+    return built
+
+
+def _audited(decision: Decision, audit: Audit, workspace: Any) -> Exception | None:
+    """Compare what was built with its plan; what to raise where all ranks gave it back."""
+    verdict = audit.after(workspace)
+    return None if verdict is None else _declined(decision, verdict)
+
+
+def _stands_aside() -> bool:
+    """Whether the engine that asks could not stand a decline where it is now."""
+    reason = ""
+    with contextlib.suppress(Exception):  # a fault here is no reason to leave the peers without our vote
+        reason = no_decline_here()
+        if reason:
+            log.once("not_voted", f"{reason}: FlashInfer builds without a vote")
+    return bool(reason)
+
+
+def _audit_vote(electorate: Electorate, settings: Settings) -> Callable[[Record], Verdict] | None:
+    """In strict mode, which is then so on all ranks: how they come to one verdict on what was built."""
+    if settings.on_drift != "strict":
+        return None
+
+    def vote(record: Record) -> Verdict:
+        if electorate.size == 1:
+            return decide([record])
+        with voting.join(electorate, record, settings) as session:
+            return session.verdict
+
+    return vote
+
+
+def _declined(decision: Decision, verdict: Verdict) -> Exception:
+    """The exception, told once (by the group's first rank that is there) and kept for `status()`."""
+    try:
+        error = _told(decision.what, verdict, decision.electorate.rank if decision.electorate else None)
+        COUNTS.declined(verdict, voted=decision.prepared is not None)
+        return error
+    except Exception as error:  # noqa: BLE001  # declined it is, also where that cannot be told well
+        return _bare_decline(decision.kind, error)
+
+
+def _told(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:
+    error = WorkspaceDeclined(what, verdict)
+    records = [{"rank": r.rank, "host": r.host, "vote": r.vote, "reason": r.reason} for r in verdict.records]
+    DECLINES.append({"what": what, "reason": verdict.reason, "missing": list(verdict.missing), "records": records})
+    del DECLINES[:-KEPT_DECLINES]
+    present = [r.rank for r in verdict.records if r.vote != "absent"]
+    speaks = rank is None or not present or rank == present[0]
+    log.event("error" if speaks else "debug", "declined", what=what, reason=verdict.reason)
+    return error
+
+
+def _bare_decline(kind: str, error: Exception) -> WorkspaceDeclined:
+    """A decline that needs nothing of ours to work."""
+    text = f"fi_shim: declined the FlashInfer {kind} workspace: fi_shim failed on this rank: {type(error).__name__}: {error}"
+    declined = WorkspaceDeclined.__new__(WorkspaceDeclined, text)
+    declined.verdict, declined.what = Verdict.__new__(Verdict), f"{kind} workspace"
+    vars(declined.verdict).update(outcome="no", reason=text, records=(), missing=())
+    with contextlib.suppress(Exception):
+        COUNTS.declined(None)
+    return declined

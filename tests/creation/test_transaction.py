@@ -1,0 +1,248 @@
+"""All ranks or none, beyond single faults: reservation, remembered declines, capture, restore, and what stays of a workspace that was built."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from creation.faults import known_calls
+from creation.outcomes import all_built, all_declined, nothing_left, prompt
+from creation.pool import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from creation.pool import Team
+
+pytestmark = pytest.mark.flashinfer
+
+RELEASES = ("0.6.9", "0.6.12", "0.6.15", "0.7.2", "0.7.4")
+MIB = 1 << 20
+ROUNDS = 200
+SEED = 11
+
+
+def grabbed(ranks: Team) -> list[dict[str, Any]]:
+    """All ranks build while somebody takes the second device's memory right after the vote."""
+    ranks.all("watch_builds")
+    ranks.all("grab_when_building", only=(1,), device=1, leave=4 * MIB)
+    results = ranks.create()
+    ranks.all("let_go", only=(1,))
+    return results
+
+
+@pytest.mark.parametrize("release", ["0.6.9", "0.6.15", "0.7.2", "0.7.4"])
+def test_memory_that_is_taken_right_after_the_vote(team: Callable[..., Team], release: str) -> None:
+    ranks = team(2, release=release)
+    verdict = all_declined(grabbed(ranks), "rank 1", "cuMemCreate answers CUDA_ERROR_OUT_OF_MEMORY")
+    assert [record["phase"] for record in verdict["records"]] == ["commit", "commit"]
+    nothing_left(ranks)
+
+
+@pytest.mark.parametrize(
+    ("release", "devices"),
+    [("0.6.9", ""), ("0.6.15", ""), ("0.7.2", ""), ("0.7.4", ""), ("0.7.4", ";fabric=denied"), ("0.7.4", ";fabric=on")],
+)
+@pytest.mark.parametrize("backend", ["trtllm", "mnnvl"])
+def test_reserved_memory_is_nobody_elses(team: Callable[..., Team], release: str, devices: str, backend: str) -> None:
+    ranks = team(2, release=release, simulate="2x8GiB" + devices, environ={"FI_SHIM_PREFLIGHT": "reserve"})
+    ranks.all("watch_builds")
+    ranks.all("grab_when_building", only=(1,), device=1, leave=2 * MIB)  # for pointer tables and flags
+    all_built(ranks.create(backend=backend, keep=True))
+    ranks.all("let_go", only=(1,))
+    plain = team(2, release=release, simulate="2x8GiB" + devices)
+    all_built(plain.create(backend=backend, keep=True))
+    assert ranks.all("left") == plain.all("left")  # nothing is held beside the workspace
+
+
+def test_what_was_reserved_is_released_when_another_rank_is_short(team: Callable[..., Team]) -> None:
+    ranks = team(2, simulate="2x8GiB;1=4MiB", environ={"FI_SHIM_PREFLIGHT": "reserve"})
+    all_declined(ranks.create(), "rank 1")
+    nothing_left(ranks)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_declined_request_is_declined_at_once(team: Callable[..., Team], release: str) -> None:
+    ranks = team(2, release=release, simulate="2x8GiB;1=4MiB")
+    first = all_declined(ranks.create(), "not enough free memory")
+    before = ranks.all("calls")
+    for _ in range(3):
+        results = ranks.create()
+        assert all_declined(results) == first
+        prompt(results, 0.5)
+    assert ranks.all("calls") == before
+    alone = ranks.results(ranks.start("create", only=(0,)))
+    assert alone[0]["verdict"] == first
+    prompt(alone, 0.5)
+    ranks.all("reset")
+    assert all_declined(ranks.create())["reason"] == first["reason"]
+    assert ranks.all("calls") != before
+
+
+def test_another_request_is_voted_on(team: Callable[..., Team]) -> None:
+    ranks = team(2, simulate="2x8GiB;1=12MiB")
+    all_declined(ranks.create(hidden_dim=65536))
+    all_built(ranks.create())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_forgot_is_answered(team: Callable[..., Team], first: int) -> None:
+    """In whatever order they come."""
+    ranks = team(2, simulate="2x8GiB;1=4MiB")
+    all_declined(ranks.create())
+    ranks.all("forget_verdicts", only=(1,))
+    if first == 0:
+        ranks.results(ranks.start("create", only=(0,)))
+        told = ranks.results(ranks.start("create", only=(1,)))
+    else:
+        waiting = ranks.start("create", only=(1,))
+        ranks.result(ranks.ranks[0].start("watch_arrivals", aside=True, ranks=[1]))
+        ranks.results(ranks.start("create", only=(0,)))
+        told = ranks.results(waiting)
+    assert "rank 0 does not vote: this request was declined before" in told[0]["message"]
+    assert told[0]["ended"] - told[0]["began"] < 15
+    ranks.all("reset")
+    assert "not enough free memory" in all_declined(ranks.create())["reason"]
+
+
+def test_a_new_group_tries_again(team: Callable[..., Team]) -> None:
+    ranks = team(2, faults="rank=1,call=cuMemCreate,error=CUDA_ERROR_OUT_OF_MEMORY")
+    all_declined(ranks.create())
+    ranks.begin_again()
+    all_built(ranks.create())
+
+
+def test_while_all_capture_nothing_is_done(team: Callable[..., Team]) -> None:
+    ranks = team(2)
+    ranks.all("capture", on=True)
+    before = ranks.all("calls")
+    results = ranks.create()
+    for rank, result in enumerate(results):
+        assert f"a CUDA stream is being captured on rank {rank}" in result["message"]
+    prompt(results, 0.5)
+    assert ranks.all("calls") == before
+    ranks.all("capture", on=False)
+    all_built(ranks.create())
+
+
+def test_a_rank_that_captures_alone_keeps_nobody_waiting(team: Callable[..., Team]) -> None:
+    ranks = team(2)
+    ranks.all("capture", only=(1,), on=True)
+    waiting = ranks.start("create", only=(0,))
+    ranks.result(ranks.ranks[1].start("watch_arrivals", aside=True, ranks=[0]))
+    ranks.results(ranks.start("create", only=(1,)))
+    assert "rank 1 does not vote: a CUDA stream is being captured on rank 1" in ranks.results(waiting)[0]["message"]
+    ranks.all("capture", only=(1,), on=False)
+    all_built(ranks.create())
+
+
+@pytest.mark.parametrize("where", ["inference mode", "custom op", "worker thread"])
+@pytest.mark.parametrize("release", ["0.6.9", "0.6.12", "0.7.2"])
+def test_where_engines_build(team: Callable[..., Team], where: str, release: str) -> None:
+    ranks = team(2, release=release)
+    ranks.all("watch_builds")
+    all_built(ranks.all("create_within", where=where))
+    ranks.all("fail_in_build", only=(1,), name="cuMemMap", n=1, how="code")
+    all_declined(ranks.all("create_within", where=where, tokens=64), "rank 1", "cuMemMap" if release != "0.6.12" else "rank 1")
+
+
+@pytest.mark.parametrize("backend", ["trtllm", "mnnvl"])
+@pytest.mark.parametrize("via", ["default", "_group", "_cpu_group"])
+@pytest.mark.parametrize("release", ["0.6.9", "0.6.15", "0.7.4"])
+def test_what_was_built_holds_the_callers_backend(team: Callable[..., Team], release: str, backend: str, via: str) -> None:
+    ranks = team(2, release=release)
+    all_built(ranks.create(backend=backend, via=via, keep=True))
+    expected = {"default": "TorchDistBackend", "_group": "TorchDistBackend", "_cpu_group": "Backend"}[via]
+    assert ranks.all("backends_kept") == [[expected]] * 2
+
+
+@pytest.mark.parametrize("backend", ["trtllm", "mnnvl"])
+@pytest.mark.parametrize("release", ["0.6.15", "0.6.17", "0.7.4"])
+def test_a_restore_is_a_transaction(team: Callable[..., Team], release: str, backend: str) -> None:
+    ranks = team(2, release=release)
+    ranks.all("watch_builds")
+    all_built(ranks.create(backend=backend, keep=True))
+    whole = ranks.all("left")
+    ranks.all("detach")
+    detached = ranks.all("left")
+    assert detached != whole
+    for call in ("cuMemCreate", "cuMemMap"):
+        ranks.all("fail_in_build", only=(1,), name=call, n=1, how="code")
+        results = ranks.all("restore")
+        all_declined(results, "rank 1", f"{call} answers CUDA_ERROR_OUT_OF_MEMORY")
+        prompt(results)
+        assert ranks.all("left") == detached
+    all_built(ranks.all("restore"))
+    assert ranks.all("left") == whole
+    assert ranks.all("backends_kept") == [["TorchDistBackend"]] * 2
+    all_built(ranks.all("restore"))  # FlashInfer's own: nothing to do
+
+
+@pytest.mark.parametrize("release", ["0.6.10", "0.6.12"])
+def test_without_multicast_an_mnnvl_workspace_in_symmetric_memory_is_no_workspace(team: Callable[..., Team], release: str) -> None:
+    ranks = team(2, release=release, simulate="2x8GiB;multicast=off")
+    all_declined(ranks.create(backend="mnnvl"), "the multicast pointer is null")
+    nothing_left(ranks)
+
+
+def test_the_release_that_knows_no_group_meets_over_the_callers(team: Callable[..., Team]) -> None:
+    ranks = team(3, release="0.6.10", begin=False)
+    ranks.begin({"pair": [1, 2]})
+    for backend in ("trtllm", "mnnvl"):
+        all_built(ranks.results(ranks.start("create", only=(1, 2), via="_group", group="pair", backend=backend)))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("backend", ["trtllm", "mnnvl"])
+def test_nothing_stays_while_the_engine_keeps_the_exception(team: Callable[..., Team], release: str, backend: str) -> None:
+    ranks = team(2, release=release)
+    ranks.all("watch_builds")
+    all_built(ranks.create(backend=backend, tokens=64, keep=True))
+    before = ranks.all("left"), ranks.all("descriptors")
+    calls = known_calls().get(release, known_calls()["0.7.2.post1"])[backend]
+    for call in (call for call in ("cuMemCreate", "cuMemAlloc", "recvmsg") if call in calls):
+        ranks.all("reset")
+        ranks.all("fail_in_build", only=(1,), name=call, n=calls[call][1], how="code")
+        all_declined(ranks.create(backend=backend, keep_error=True))
+        assert (ranks.all("left"), ranks.all("descriptors")) == before
+    for rank in ranks.ranks:
+        assert "ignored in" not in rank.said()
+        assert "Destructor" not in rank.said()
+        assert "event=not_given_back" not in rank.said()
+
+
+def test_random_faults_at_random_times(team: Callable[..., Team]) -> None:
+    release, source = "0.7.2.post1", random.Random(SEED)
+    ranks = team(3, release=release, limits={**LIMITS, "silence": 4.0})
+    ranks.all("watch_builds")
+    for number in range(ROUNDS):
+        backend = source.choice(["trtllm", "mnnvl"])
+        calls = known_calls()[release][backend]
+        ranks.all("reset")
+        struck = source.sample(range(3), source.choice([0, 1, 1, 2]))
+        for rank in struck:
+            call = source.choice(
+                [call for call, counts in calls.items() if counts[rank > 0] and call.startswith(("cuMem", "cuda", "recv", "send"))]
+            )
+            ranks.all(
+                "fail_in_build",
+                only=(rank,),
+                name=call,
+                n=source.randint(1, calls[call][rank > 0]),
+                how=source.choice(["code", "exception"]),
+            )
+        began = time.monotonic()
+        results = ranks.create(backend=backend, limit=10.0)
+        where = f"seed {SEED}, round {number}, {backend}, ranks {struck}: {[result['message'][:200] for result in results]}"
+        outcomes = {result["outcome"] for result in results}
+        assert outcomes == {"declined" if struck else "built"}, where
+        assert all(result["verdict"] == results[0]["verdict"] for result in results), where
+        assert time.monotonic() - began < 5, where
+        if struck:
+            assert all(not left["own"] for left in ranks.all("left")), where
+        else:
+            ranks.end()
+            ranks = team(3, release=release, limits={**LIMITS, "silence": 4.0})
+            ranks.all("watch_builds")
