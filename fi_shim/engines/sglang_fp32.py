@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim.engines.version import imported_version
-from fi_shim.log import event
 from fi_shim.patches.definition import Patch
 from fi_shim.registry import NotNeededError, UnknownCodeError
 
@@ -28,10 +28,8 @@ def _make_factory(original: Callable[..., Any], switch: Switch) -> Callable[...,
     @functools.wraps(original, updated=())
     def create(*args: Any, **kwargs: Any) -> Any:
         if switch.on and kwargs.get(KEYWORD) is True:
-            try:
+            with contextlib.suppress(Exception):  # then FlashInfer refuses the keyword on all ranks, as without the shim
                 kwargs = _as_flashinfer_says_it(kwargs)
-            except Exception as error:  # noqa: BLE001  # then FlashInfer refuses the keyword on all ranks, as without the shim
-                event("debug", "fp32_not_translated", error=repr(error))
         return original(*args, **kwargs)
 
     return create

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -46,7 +47,9 @@ def _make_preflight(original: Callable[..., bool], switch: Switch) -> Callable[.
 
     @functools.wraps(original, updated=())
     def preflight(world_size: int, max_token_num: int, hidden_dim: int, dtype: Any, cpu_group: Any = None) -> bool:
-        before, _ASIDE.yes = _ASIDE.yes, switch.on and _steps_aside()
+        before = _ASIDE.yes
+        with contextlib.suppress(Exception):  # then SGLang asks as ever: the other ranks are in its all-reduce
+            _ASIDE.yes = switch.on and _steps_aside()
         try:
             return original(world_size, max_token_num, hidden_dim, dtype, cpu_group)
         finally:
@@ -58,7 +61,7 @@ def _make_preflight(original: Callable[..., bool], switch: Switch) -> Callable[.
 def _steps_aside() -> bool:
     try:
         reason = preflight_not_in_force()
-    except Exception as error:  # noqa: BLE001  # then SGLang asks as ever
+    except Exception as error:  # noqa: BLE001  # nothing is known of this FlashInfer
         reason = repr(error)
     event("debug", "engine_preflight", engine="sglang", steps_aside=not reason, reason=reason or "fi_shim asks")
     return not reason

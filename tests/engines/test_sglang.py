@@ -110,6 +110,14 @@ def test_sglangs_own_stays_in_force_where_nothing_is_known_of_flashinfer(engine:
     assert all(OWN_PREFLIGHT in calls for calls in ranks.all("calls"))
 
 
+@pytest.mark.parametrize("release", ["sglang-0.5.23"])
+def test_a_fault_of_ours_on_one_rank_does_not_keep_it_from_the_vote(engine: Callable[..., Team], release: str) -> None:
+    ranks = engine(release)
+    ranks.result(ranks.ranks[1].start("break_function", name="fi_shim.engines.sglang_preflight:_steps_aside"))
+    assert not both(ranks, "pre_initialize")["unavailable"]
+    assert OWN_PREFLIGHT in ranks.result(ranks.ranks[1].start("calls"))
+
+
 @pytest.mark.parametrize("without", [0, 1])
 @pytest.mark.parametrize("release", ["sglang-0.5.23"])
 def test_a_rank_without_the_shim_meets_the_others_in_sglangs_vote(engine: Callable[..., Team], release: str, without: int) -> None:
