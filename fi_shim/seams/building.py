@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fi_shim.seams.journal import Journal
-from fi_shim.seams.rendezvous import limited
+from fi_shim.seams.rendezvous import aside, limited
 from fi_shim.workspace import codec
 
 if TYPE_CHECKING:
@@ -61,4 +61,4 @@ class Building:
         """Torch's own rendezvous, over this build's group, when all ranks have allocated. It ends by a time limit of its own."""
         self.barrier("rendezvous")
         with limited(self.store):
-            return meet(self.group.group_name)
+            return aside(lambda: meet(self.group.group_name))

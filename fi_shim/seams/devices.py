@@ -10,6 +10,13 @@ def current_device() -> int:
     return int(torch.cuda.current_device())
 
 
+def use_device(device: int) -> None:
+    """Make `device` the calling thread's current one."""
+    import torch
+
+    torch.cuda.set_device(device)
+
+
 def free_bytes(device: int) -> int:
     """Free memory of `device` in bytes, as the driver tells. Makes a CUDA context where there is none."""
     import torch

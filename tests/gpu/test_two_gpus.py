@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.gpu
-PROGRAM = Path(__file__).with_name("two_gpus.py")
+FOLDER = Path(__file__).parent
 SMALL_ONES = 4 << 20  # bytes: pointer tables, flags and a tensor besides the big buffers
 
 
@@ -24,13 +24,15 @@ def _two_gpus() -> None:
         pytest.skip("needs two GPUs")
 
 
-def ranks(backend: str, **variables: str) -> list[dict[str, Any]]:
+def ranks(backend: str, program: str = "two_gpus.py", **variables: str) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     environ = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "FI_SHIM_LOG": "error", **variables}
     started = [
-        subprocess.Popen([sys.executable, str(PROGRAM), backend], env={**environ, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, str(FOLDER / program), backend], env={**environ, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
         for rank in range(2)
     ]
     outputs = [process.communicate(timeout=120)[0] for process in started]
@@ -63,3 +65,25 @@ def test_the_hang_and_its_end() -> None:
     assert all(rank["seconds"] < 1 for rank in seen["with"]["ranks"])
     if seen["with"]["flashinfer"] != "0.7.4":  # which tells its peers of this one failure
         assert seen["without"]["ranks"][0]["outcome"] == "hangs"
+
+
+FAULTS = ("cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemMap", "cuMemAlloc")
+
+
+@pytest.mark.parametrize("preflight", ["probe", "reserve"])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_faults_after_the_vote_on_real_devices(backend: str, preflight: str) -> None:
+    for result in ranks(backend, "two_gpus_faults.py", FI_SHIM_PREFLIGHT=preflight):
+        by_torch = result["flashinfer"].startswith(("0.6.10", "0.6.11", "0.6.12", "0.6.13", "0.6.14"))
+        reserved = preflight == "reserve" and not by_torch
+        assert result["healthy"]["outcome"] == result["again"]["outcome"] == "built"
+        assert result["grabbed"]["outcome"] == ("built" if reserved else "WorkspaceDeclined"), result["grabbed"]
+        for name in () if by_torch else FAULTS:
+            assert result[name]["outcome"] == "WorkspaceDeclined", result[name]
+            assert "rank 1 " in result[name]["text"]
+            assert name in result[name]["text"]
+            assert result[name]["seconds"] < 2
+        for name in ("grabbed", *FAULTS):
+            if result[name]["outcome"] != "built":
+                assert result[name]["left"] <= 0, result[name]
+                assert result[name]["files"] == 0, result[name]

@@ -6,7 +6,6 @@ usage: RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... python two_gpus
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import os
 import sys
@@ -18,31 +17,10 @@ warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from flashinfer import comm  # noqa: E402
-from flashinfer.comm import trtllm_ar  # noqa: E402
-from flashinfer.comm.mnnvl import TorchDistBackend, checkCudaErrors, cuda  # noqa: E402
+from flashinfer.comm.mnnvl import cuda  # noqa: E402
+from two_gpus_common import MIB, RANK, SHAPES, WORLD_SIZE, begin, create  # noqa: E402
 
 import fi_shim  # noqa: E402
-
-RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-MIB = 1 << 20
-SHAPES = [(2048, 4096, torch.bfloat16), (2048, 12288, torch.bfloat16), (2048, 4096, torch.float32)]
-
-
-def lamport_initialize(pointer: int, size: int, dtype: Any) -> None:
-    """What FlashInfer's kernel does to the lamport buffer (negative zeros), so that no kernel must be compiled here."""
-    if dtype == torch.float32:
-        checkCudaErrors(cuda.cuMemsetD32(pointer, 0x80000000, size))
-    else:
-        checkCudaErrors(cuda.cuMemsetD16(pointer, 0x8000, size))
-
-
-def create(tokens: int, hidden: int, dtype: Any) -> Any:
-    group = {"group": dist.group.WORLD} if "group" in inspect.signature(comm.create_allreduce_fusion_workspace).parameters else {}
-    return comm.create_allreduce_fusion_workspace(
-        backend="trtllm", world_size=WORLD_SIZE, rank=RANK, max_token_num=tokens, hidden_dim=hidden, dtype=dtype,
-        comm_backend=TorchDistBackend(), **group,
-    )  # fmt: skip
 
 
 def taken(tokens: int, hidden: int, dtype: Any) -> dict[str, Any]:
@@ -99,10 +77,7 @@ def granularities() -> dict[str, int]:
 
 
 def main() -> None:
-    torch.cuda.set_device(RANK)
-    trtllm_ar.trtllm_lamport_initialize = lamport_initialize
-    dist.init_process_group(sys.argv[1], device_id=torch.device("cuda", RANK) if sys.argv[1] == "nccl" else None)
-    dist.barrier()
+    begin(sys.argv[1])
     result: dict[str, Any] = {"rank": RANK, "flashinfer": fi_shim.status()["flashinfer"], "backend": sys.argv[1]}
     result["first"] = taken(*SHAPES[0])  # contexts, lazy imports
     result["taken"] = [taken(*shape) for shape in SHAPES]
