@@ -7,7 +7,8 @@ ENGINES ?= vllm==0.33.0 sglang==0.5.23
 
 VENV := .venv
 BIN := $(VENV)/bin
-EVERYDAY = $(BIN)/python -m pytest -m "not matrix and not gpu" --ignore tests/testing $(PYTEST_ARGS)
+EVERYDAY = $(BIN)/python -m pytest -m "not matrix and not gpu" --ignore tests/testing --ignore tests/engines $(PYTEST_ARGS)
+ENGINES = $(BIN)/python -m pytest -m "not matrix and not gpu" $(PYTEST_ARGS) tests/engines
 ALONE := --last-failed --last-failed-no-failures none
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEPENDENCIES := pyproject.toml Makefile
@@ -23,6 +24,8 @@ test: $(VENV)/dev
 	$(BIN)/python tools/fetch_engine.py $(ENGINES) >/dev/null
 	@# A busy machine can starve a rank beyond a short limit: what failed is run once more, alone, and must pass then.
 	$(EVERYDAY) -n 2 || $(EVERYDAY) $(ALONE)
+	@# Engines' real modules take seconds to load: a file of tests stays in one worker.
+	$(ENGINES) -n 2 --dist loadfile || $(ENGINES) $(ALONE)
 	@# The simulated devices' own tests run under a FlashInfer that is on the path: one of each way of sharing memory.
 	for release in $(SIMULATED); do \
 	    PYTHONPATH="$$($(BIN)/python tools/fetch_flashinfer.py $$release)" && export PYTHONPATH FI_SHIM=0 && \

@@ -25,11 +25,9 @@ from fi_shim.registry import (
     PENDING,
     REGISTRY,
     UNKNOWN_CODE,
-    UNSAFE_ENGINE,
     NotNeededError,
     Record,
     UnknownCodeError,
-    UnsafeEngineError,
 )
 from fi_shim.state.counts import COUNTS
 from fi_shim.workspace.planning import installed_flashinfer
@@ -89,12 +87,7 @@ def _activate(settings: Settings) -> None:
     _ACTIVATION.settings = settings
     _ACTIVATION.announced = False
     _ACTIVATION.late = False
-    for patch in PATCHES:
-        record = REGISTRY.records.setdefault(patch.name, Record(patch.name, tuple(patch.modules), patch.why))
-        record.state, record.reason = PENDING, "FlashInfer is not imported yet"
-        record.waiting_for = set(patch.modules)
-        if patch.name in settings.disable:
-            record.state, record.reason = DISABLED, "FI_SHIM_DISABLE names it"
+    _begin_records(settings)
     _ACTIVATION.finder.watch(DYNAMO, dynamo_is_imported)
     for module_name in dict.fromkeys(name for patch in PATCHES for name in patch.modules):
         patches = tuple(patch for patch in PATCHES if module_name in patch.modules)
@@ -109,6 +102,15 @@ def _activate(settings: Settings) -> None:
         from fi_shim.state.writing import STATE_FILE
 
         STATE_FILE.open(settings.state_dir)
+
+
+def _begin_records(settings: Settings) -> None:
+    for patch in PATCHES:
+        record = REGISTRY.records.setdefault(patch.name, Record(patch.name, tuple(patch.modules), patch.why))
+        record.state, record.reason = PENDING, f"{patch.optional or 'FlashInfer'} is not imported yet"
+        record.waiting_for = set(patch.modules)
+        if patch.name in settings.disable:
+            record.state, record.reason = DISABLED, "FI_SHIM_DISABLE names it"
 
 
 def _tell_what_is_not_understood(settings: Settings) -> None:
@@ -174,6 +176,7 @@ def _on_import(module_name: str, patches: tuple[Patch, ...], module: ModuleType)
             if _ACTIVATION.late:
                 EARLY_NAMES.repoint(REGISTRY.records.values())
             _announce()
+            _announce_engine(module_name, patches)
         COUNTS.publish()
     except Exception as error:  # noqa: BLE001
         with contextlib.suppress(Exception):
@@ -197,8 +200,6 @@ def _apply(patch: Patch, module_name: str, module: ModuleType, settings: Setting
         state, reason = NOT_NEEDED, str(error)
     except UnknownCodeError as error:
         state, reason = UNKNOWN_CODE, str(error)
-    except UnsafeEngineError as error:
-        state, reason = UNSAFE_ENGINE, str(error)
     except Exception as error:  # noqa: BLE001  # one patch's fault must not cost the others
         state, reason = FAILED, repr(error)
     _restore(record)
@@ -209,13 +210,20 @@ def _apply(patch: Patch, module_name: str, module: ModuleType, settings: Setting
 
 def _announce() -> None:
     """One line a process, when FlashInfer is there and nothing is pending any more."""
-    states = {record.name: record.state for record in REGISTRY.records.values()}
+    states = {patch.name: REGISTRY.records[patch.name].state for patch in PATCHES if not patch.optional}
     if _ACTIVATION.announced or PENDING in states.values():
         return
     _ACTIVATION.announced = True
     patches = ",".join(name for name, state in states.items() if state == APPLIED) or "none"
     log.event("info", "active", flashinfer=flashinfer_version(), patches=patches)
     _tell_what_is_known()
+
+
+def _announce_engine(module_name: str, patches: tuple[Patch, ...]) -> None:
+    """One line for each import of an engine's module that was patched."""
+    applied = [patch.name for patch in patches if patch.optional and REGISTRY.records[patch.name].state == APPLIED]
+    if applied:
+        log.event("info", "engine_patched", module=module_name, patches=",".join(applied))
 
 
 def _tell_what_is_known() -> None:

@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from fi_shim.patches.unsafe_engines import unsafe_sglang
+from fi_shim.engines.sglang_forward import where_declined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,12 +40,6 @@ COMBINATIONS: Final = (
         SpecifierSet(">=0.5.12,<0.5.17"),
         SpecifierSet(">=0.6.10,<0.6.15"),
         "this FlashInfer shares memory through torch, whose rendezvous can hang on all ranks (SGLang issue 29073); the probe cannot see that",
-    ),
-    Combination(
-        "vllm",
-        SpecifierSet(">=0.22,<0.24"),
-        SpecifierSet(""),
-        "with data parallelism this vLLM passes no group and FlashInfer takes WORLD: the group is larger than the workspace, so that nobody votes",
     ),
 )
 
@@ -87,8 +81,9 @@ def _engine(name: str, version: str, requirements: Iterable[str], flashinfer: st
     notes = [OUT_OF_REACH[name]] if name in OUT_OF_REACH else []
     if holds is False:
         notes.append(f"asks for {FLASHINFER}{pin}, {flashinfer} is here: its own size arithmetic is that of another release")
-    unsafe = [unsafe_sglang(version)] if name == "sglang" and unsafe_sglang(version) else []
-    unsafe += [c.what for c in COMBINATIONS if c.engine == name and _contains(c.versions, version) and _contains(c.flashinfer, flashinfer)]
+    if name == "sglang" and (where := where_declined(version)):
+        notes.append(where)
+    unsafe = [c.what for c in COMBINATIONS if c.engine == name and _contains(c.versions, version) and _contains(c.flashinfer, flashinfer)]
     return Engine(name, version, pin, holds, tuple(notes), tuple(unsafe))
 
 

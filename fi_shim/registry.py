@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 APPLIED: Final = "applied"
-PENDING: Final = "pending"  # FlashInfer's module is not imported yet
+PENDING: Final = "pending"  # the module is not imported yet
 NOT_NEEDED: Final = "not needed"
 DISABLED: Final = "disabled"
 UNKNOWN_CODE: Final = "unknown code"
 FAILED: Final = "failed"
-UNSAFE_ENGINE: Final = "unsafe engine version"
 DISPLACED: Final = "displaced"  # somebody wrapped our function: it is still reached
 REPLACED: Final = "replaced"  # somebody put something else there: ours is not seen to be reached
 INACTIVE: Final = "inactive"  # deactivated, everything restored
@@ -30,10 +29,6 @@ _OURS: Final[dict[int, Any]] = {}
 
 class NotNeededError(Exception):
     """Raised by a patch that has nothing to do on this release; the text says why."""
-
-
-class UnsafeEngineError(Exception):
-    """Raised by a patch that an engine in this process could not stand; the text says why."""
 
 
 class UnknownCodeError(Exception):

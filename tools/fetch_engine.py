@@ -1,25 +1,33 @@
-"""Fetch an engine's release and keep only what its Python code needs: the Python and JSON files and the metadata.
+"""Fetch releases of engines and keep only their Python files, JSON files and metadata.
 
-A vLLM wheel is 336 MB, of which 60 MB are such files. Each release lands in `<cache>/engines/<name>-<version>/`, a folder that can stand on
-PYTHONPATH. A release that is there already is not fetched again.
+A wheel of vLLM is 350 MB, nearly all of it compiled kernels; its Python files are 30 MB. Each release lands in
+`<cache>/engines/<name>-<version>/`, a folder to put on PYTHONPATH. A release that is there already is not fetched again.
 
-usage: python tools/fetch_engine.py sglang==0.5.23 vllm==0.33.0      (prints the folders, one a line)
+usage: python tools/fetch_engine.py sglang==0.5.23 vllm==0.33.0 ...      (prints the folders, one a line)
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import tempfile
-import zipfile
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from fetch_flashinfer import cache_root
+from fetch_wheel import cache_root, fetch_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+# Some releases have wheels for some Pythons on one platform only; what is read of them is the same in all.
+ANY_WHEEL: Final = (
+    *("--implementation", "cp", "--python-version", "3.12", "--abi", "cp312", "--abi", "abi3", "--abi", "none"),
+    *(part for glibc in (34, 31, 28, 24, 17) for part in ("--platform", f"manylinux_2_{glibc}_x86_64")),
+    *("--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64", "--platform", "linux_x86_64"),
+)
+
+
+def _wanted(name: str) -> bool:
+    return name.endswith((".py", ".json")) or ".dist-info/" in name
 
 
 def engine_folder(name: str, version: str) -> Path:
@@ -27,39 +35,17 @@ def engine_folder(name: str, version: str) -> Path:
     return cache_root() / "engines" / f"{name}-{version}"
 
 
-def _wanted(file: str) -> bool:
-    return file.endswith((".py", ".json")) or ".dist-info/" in file
-
-
 def fetch(name: str, version: str, options: Sequence[str] = ()) -> Path:
     """Download and unpack one release; returns its folder. Raises CalledProcessError if pip, with `options`, cannot get it."""
-    target = engine_folder(name, version)
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        download = Path(scratch) / "wheel"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
-        # Its compiled parts are left out: which Python they are for does not matter.
-        command += ["--ignore-requires-python", "--dest", str(download), *options, f"{name}=={version}"]
-        subprocess.run(command, check=True)
-        unpacked = Path(scratch) / "unpacked"
-        with zipfile.ZipFile(next(download.glob("*.whl"))) as wheel:
-            wheel.extractall(unpacked, [file for file in wheel.namelist() if _wanted(file)])
-        try:
-            unpacked.rename(target)
-        except OSError:
-            if not target.is_dir():  # another process was faster: its copy is as good
-                raise
-    return target
+    return fetch_wheel(f"{name}=={version}", engine_folder(name, version), _wanted, (*ANY_WHEEL, *options))
 
 
 def main() -> int:
     """Fetch the releases named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engines", nargs="+", metavar="NAME==VERSION")
-    for engine in parser.parse_args().engines:
-        name, _, version = engine.partition("==")
+    parser.add_argument("releases", nargs="+", metavar="NAME==VERSION")
+    for release in parser.parse_args().releases:
+        name, _, version = release.partition("==")
         print(fetch(name, version), flush=True)
     return 0
 

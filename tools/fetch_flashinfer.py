@@ -9,26 +9,17 @@ usage: python tools/fetch_flashinfer.py 0.6.18 0.7.4 ...      (prints the folder
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fetch_wheel import cache_root, fetch_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 PARALLEL_DOWNLOADS = 3
-
-
-def cache_root() -> Path:
-    """Where downloads are kept: `FI_SHIM_CACHE`, else `fi_shim` in the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fi_shim"
-    return Path(os.environ.get("FI_SHIM_CACHE") or default)
 
 
 def release_folder(version: str) -> Path:
@@ -43,26 +34,7 @@ def _wanted(name: str) -> bool:
 
 def fetch(version: str, options: Sequence[str] = ()) -> Path:
     """Download and unpack one release; returns its folder. Raises CalledProcessError if pip, with `options`, cannot get it."""
-    target = release_folder(version)
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{version}-") as scratch:
-        download = Path(scratch) / "wheel"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
-        # The wheels are pure Python files as far as we read them: a release whose metadata excludes this Python is read all the same.
-        command += ["--ignore-requires-python", "--dest", str(download), *options, f"flashinfer-python=={version}"]
-        subprocess.run(command, check=True)
-        unpacked = Path(scratch) / "unpacked"
-        with zipfile.ZipFile(next(download.glob("*.whl"))) as wheel:
-            wheel.extractall(unpacked, [name for name in wheel.namelist() if _wanted(name)])
-        try:
-            unpacked.rename(target)
-        except OSError:
-            if not target.is_dir():  # another process was faster: its copy is as good
-                raise
-        shutil.rmtree(download)
-    return target
+    return fetch_wheel(f"flashinfer-python=={version}", release_folder(version), _wanted, options)
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fi_shim.patches import creation, validator
+from fi_shim.engines import sglang
+from fi_shim.patches import creation, cutedsl, validator
 
-PATCHES: Final = (creation.PATCH, validator.PATCH)
+PATCHES: Final = (creation.PATCH, validator.PATCH, cutedsl.PATCH, *sglang.PATCHES)

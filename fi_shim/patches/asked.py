@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fi_shim.workspace.vote import Scalar
 
-Kind = Literal["trtllm", "mnnvl", "legacy", "restore"]
+Kind = Literal["trtllm", "mnnvl", "legacy", "cutedsl", "restore"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,18 @@ def _mnnvl(given: Mapping[str, Any]) -> Asked:
     return replace(asked, shape=replace(asked.shape, buffer_size_in_bytes=number))
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Asked]] = {"trtllm": _trtllm, "legacy": _legacy, "mnnvl": _mnnvl}
+def _cutedsl(given: Mapping[str, Any]) -> Asked:
+    request = {name: value for name, value in given.items() if name not in {"self", "tp_size", "tp_rank", "group", "config"}}
+    asked = _asked("cutedsl", "tp_size", "tp_rank", given, request)
+    return replace(asked, problem="torch's symmetric memory decides how much a CuTe DSL workspace takes: it is not probed")
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Asked]] = {
+    "trtllm": _trtllm,
+    "legacy": _legacy,
+    "mnnvl": _mnnvl,
+    "cutedsl": _cutedsl,
+}
 
 
 def _asked(kind: Kind, size_name: str, rank_name: str, given: Mapping[str, Any], request: Mapping[str, Any]) -> Asked:

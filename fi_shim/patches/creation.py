@@ -11,8 +11,6 @@ from fi_shim.patches.definition import Patch
 from fi_shim.patches.outside_graphs import outside_graphs
 from fi_shim.patches.restoring import METHOD, restore_asked
 from fi_shim.patches.transacting import transact
-from fi_shim.patches.unsafe_engines import unsafe_engine
-from fi_shim.registry import UnsafeEngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +25,7 @@ _building = threading.local()
 """`yes` while FlashInfer's own code builds in this thread: its inner steps are not requests of their own."""
 
 
-def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Callable[..., Any]:
+def make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """FlashInfer's constructor or creator, behind the votes. Everything else is FlashInfer's."""
     switch, settings = context.record.switch, context.settings
 
@@ -37,7 +35,7 @@ def _make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> C
             return original(*args, **kwargs)
         _building.yes = True
         try:
-            return transact(kind, original, args, kwargs, settings, context.record)
+            return transact(kind, original, args, kwargs, settings)
         finally:
             _building.yes = False
 
@@ -53,19 +51,13 @@ def _make_restore_guard(backend: str, original: Callable[..., Any], context: Con
         known = restore_asked(backend, self, comm_backend) if switch.on else None
         if known is None:
             return original(self, comm_backend)
-        return transact("restore", original, (self, comm_backend), {}, settings, context.record, known)
+        return transact("restore", original, (self, comm_backend), {}, settings, known)
 
     return outside_graphs(guarded)
 
 
-def _refuse_unsafe_engines() -> None:
-    if reason := unsafe_engine():
-        raise UnsafeEngineError(reason)
-
-
 def _apply_to_allreduce(module: ModuleType, context: Context) -> str:
-    _refuse_unsafe_engines()
-    context.record.replace(module.TRTLLMAllReduceFusionWorkspace, "__init__", lambda original: _make_guard("trtllm", original, context))
+    context.record.replace(module.TRTLLMAllReduceFusionWorkspace, "__init__", lambda original: make_guard("trtllm", original, context))
     _guard_restore("trtllm", module.TRTLLMAllReduceFusionWorkspace, context)
     _point_to_guard(module, context)
     return "entries found"
@@ -77,15 +69,13 @@ def _guard_restore(backend: str, workspace: type, context: Context) -> None:
 
 
 def _apply_to_mnnvl(module: ModuleType, context: Context) -> str:
-    _refuse_unsafe_engines()
-    context.record.replace(module.MNNVLAllReduceFusionWorkspace, "__init__", lambda original: _make_guard("mnnvl", original, context))
+    context.record.replace(module.MNNVLAllReduceFusionWorkspace, "__init__", lambda original: make_guard("mnnvl", original, context))
     _guard_restore("mnnvl", module.MNNVLAllReduceFusionWorkspace, context)
     return "entries found"
 
 
 def _apply_to_legacy(module: ModuleType, context: Context) -> str:
-    _refuse_unsafe_engines()
-    context.record.replace(module, LEGACY, lambda original: _make_guard("legacy", original, context))
+    context.record.replace(module, LEGACY, lambda original: make_guard("legacy", original, context))
     return "entries found"
 
 

@@ -23,7 +23,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Patch:
-    """A change to FlashInfer, in one module or in several.
+    """A change to FlashInfer or to an engine, in one module or in several.
 
     Each function of `modules` is called with its module and a context, after the module's import. It replaces attributes through `context.record.replace`; it raises NotNeededError or UnknownCodeError
     where it should not be applied. Anything else it raises is reported as a failure and undone.
@@ -38,3 +38,5 @@ class Patch:
     plan: str
     stays_when_disabled: bool = False
     """Applied even if FI_SHIM_DISABLE names it, because peers must hear that it is off."""
+    optional: str = ""
+    """Whose modules these are, where they may never be imported: an engine's, or some that FlashInfer loads on demand."""

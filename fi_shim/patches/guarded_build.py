@@ -213,7 +213,11 @@ def _replacements() -> dict[tuple[Any, str], Callable[[Any], Any]]:
             found[module, attribute] = make
     symmetric: Any = sys.modules.get(comm + "torch_symmetric_memory")
     if symmetric is not None:
-        found[symmetric, "symm_mem"] = lambda module: SymmetricMemoryStandIn(module, symmetric._enable_symm_mem_for_group)  # noqa: SLF001
+        for owner in filter(None, (symmetric, sys.modules.get(comm + "mnnvl_cutedsl.symmetric_buffer"))):
+            found[owner, "symm_mem"] = lambda module: SymmetricMemoryStandIn(module, symmetric._enable_symm_mem_for_group)  # noqa: SLF001
+    for name, module in list(sys.modules.items()):
+        if name.startswith(comm + "mnnvl_cutedsl") and hasattr(module, "dist"):
+            found[module, "dist"] = DistStandIn
     found[_mnnvl().SymmDeviceMemory, "__init__"] = _remembering
     return found
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim import log
+from fi_shim.engines.sglang_forward import no_decline_here
 from fi_shim.patches import voting
 from fi_shim.patches.after_creation import Audit
 from fi_shim.patches.asked import read_arguments
-from fi_shim.patches.unsafe_engines import unsafe_engine
-from fi_shim.registry import UNSAFE_ENGINE
 from fi_shim.seams import devices
 from fi_shim.seams.groups import NoElectorateError, find_electorate
 from fi_shim.state.counts import COUNTS
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from fi_shim.patches.asked import Asked, Kind
     from fi_shim.patches.guarded_build import GuardedBuild
-    from fi_shim.registry import Record as PatchRecord
     from fi_shim.seams.building import Building
     from fi_shim.seams.groups import Electorate
     from fi_shim.settings import Settings
@@ -43,7 +41,6 @@ def transact(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     settings: Settings,
-    record: PatchRecord,
     known: tuple[Asked, AllocationPlan] | None = None,
 ) -> Any:
     """Call FlashInfer's own `original`, if all ranks agree, and give back what it returns.
@@ -54,7 +51,6 @@ def transact(
         args: its arguments.
         kwargs: its keyword arguments.
         settings: in force.
-        record: of the patch.
         known: what is asked for and what that allocates, where it cannot be read off the arguments.
 
     Raises:
@@ -63,7 +59,7 @@ def transact(
     """
     decision, error = Decision(), None
     try:
-        _vote_on(decision, kind, original, args, kwargs, settings, record, known)
+        _vote_on(decision, kind, original, args, kwargs, settings, known)
     except Exception as fault:  # noqa: BLE001  # peers cannot know: building alone would hang
         decision.declined = _bare_decline(kind, fault)
     built = None
@@ -71,7 +67,7 @@ def transact(
         built, error = _built_together(decision, original, args, kwargs)
     if decision.declined is not None:
         error = decision.declined
-        if kind in {"trtllm", "mnnvl"}:
+        if kind in {"trtllm", "mnnvl", "cutedsl"}:
             args[0]._destroyed = True  # or the destructor of what was never built complains  # noqa: SLF001
     if error is not None:
         decision.build = None
@@ -99,13 +95,12 @@ def _vote_on(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     settings: Settings,
-    record: PatchRecord,
     known: tuple[Asked, AllocationPlan] | None,
 ) -> None:
     from fi_shim.patches.guarded_build import GuardedBuild  # what an engine pays for only when it builds
 
     decision.kind, decision.what = kind, f"{kind} workspace"
-    if _stands_aside(record):
+    if _stands_aside():
         return
     try:
         asked, plan = known or (read_arguments(kind, original, args, kwargs), None)
@@ -228,14 +223,13 @@ def _audited(decision: Decision, audit: Audit, workspace: Any) -> Exception | No
     return None if verdict is None else _declined(decision, verdict)
 
 
-def _stands_aside(record: PatchRecord) -> bool:
-    """Whether an engine that was imported after FlashInfer could not stand a decline."""
+def _stands_aside() -> bool:
+    """Whether the engine that asks could not stand a decline where it is now."""
     reason = ""
     with contextlib.suppress(Exception):  # a fault here is no reason to leave the peers without our vote
-        reason = unsafe_engine()
-        if reason and record.state != UNSAFE_ENGINE:
-            record.state, record.reason = UNSAFE_ENGINE, reason
-            log.once("patch_not_applied", reason)
+        reason = no_decline_here()
+        if reason:
+            log.once("not_voted", f"{reason}: FlashInfer builds without a vote")
     return bool(reason)
 
 

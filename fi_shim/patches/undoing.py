@@ -20,7 +20,7 @@ def undo(build: Building, kind: str, workspace: Any, error: BaseException | None
 
     Args:
         build: with its journal.
-        kind: "trtllm", "mnnvl", "legacy", or "restore": then the workspace stays, without memory behind its addresses.
+        kind: "trtllm", "mnnvl", "cutedsl", "legacy", or "restore": then the workspace stays, without memory behind its addresses.
         workspace: the object that was built or begun, what the legacy creator returned, or None.
         error: what FlashInfer raised; its frames are emptied.
     """
@@ -30,7 +30,7 @@ def undo(build: Building, kind: str, workspace: Any, error: BaseException | None
     if kind != "restore":
         _forget_references(build, workspace if kind == "legacy" else getattr(workspace, "__dict__", {}).get("ipc_handles"))
     build.memories.clear()
-    if kind in {"trtllm", "mnnvl"}:
+    if kind in {"trtllm", "mnnvl", "cutedsl"}:
         vars(workspace).clear()
         workspace._destroyed = True  # noqa: SLF001  # or its destructor complains
     del workspace

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import logging
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.compatibility import CompatibilityError, load_patch_table
-from fi_shim.drift.fingerprint import fingerprint
-from fi_shim.log import event
+from fi_shim.patches.known_code import changed_functions
 from fi_shim.registry import UnknownCodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from types import FunctionType, ModuleType
 
 _PARAMETERS: Final = ("self", "tp_size", "num_tokens", "hidden_dim", "dtype", "use_oneshot")
@@ -43,39 +39,13 @@ def recognise(module: ModuleType, workspace: type) -> str:
 
 def _changed_functions(validator: Any, check: Any, workspace: type) -> list[str]:
     """Names of the functions that are not, to the letter of their syntax trees, those that were read."""
-    known = _known_fingerprints()
     found = {
         f"{_WORKSPACE}.is_buffer_size_sufficient": validator,
         f"{_WORKSPACE}.__getattr__": vars(workspace).get("__getattr__"),
         f"{_WORKSPACE}.destroy": vars(workspace).get("destroy"),
         _CHECK: check,
     }
-    return [name for name, function in found.items() if _fingerprint_of(function, name) not in known.get(name, ())]
-
-
-def _known_fingerprints() -> Mapping[str, Sequence[str]]:
-    """From `compat/patches/validator.toml`; empty where that cannot be read: then answers decide."""
-    try:
-        functions = load_patch_table("validator")["functions"]
-        return {name: tuple(map(str, digests)) for name, digests in functions.items()}
-    except (CompatibilityError, KeyError, TypeError, AttributeError) as error:
-        event("warning", "compat_unreadable", table="patches/validator.toml", error=str(error))
-        return {}
-
-
-def _fingerprint_of(function: Any, name: str) -> str | None:
-    """Fingerprint of a function's definition in its own file, or None if it is not the plain function that stands there."""
-    if not inspect.isfunction(function) or hasattr(function, "__wrapped__") or function.__qualname__ != name:
-        return None
-    try:
-        return fingerprint(_source(function.__code__.co_filename), name)
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return None
-
-
-@functools.lru_cache(maxsize=4)
-def _source(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
+    return changed_functions("validator", found)
 
 
 def _wrong_answers(module: ModuleType, validator: Callable[..., bool], workspace: type) -> str:

@@ -55,9 +55,10 @@ def creation_of(asked: Asked, electorate: Electorate, settings: Settings) -> Cre
 
     agreed: dict[str, Scalar] = {"preflight": settings.preflight, "on_drift": settings.on_drift}
     abstains = "FI_SHIM_PREFLIGHT=off" if settings.preflight == "off" else ""
-    disabled = "creation" in settings.disable
+    patch = "cutedsl" if asked.kind == "cutedsl" else "creation"
+    disabled = patch in settings.disable
     if disabled:
-        agreed, abstains = {}, "FI_SHIM_DISABLE names creation on this rank"
+        agreed, abstains = {}, f"FI_SHIM_DISABLE names {patch} on this rank"
     return Creation(
         rank=electorate.rank,
         flashinfer=flashinfer_version(),
@@ -71,7 +72,7 @@ def creation_of(asked: Asked, electorate: Electorate, settings: Settings) -> Cre
         objection="" if disabled else objection(asked, electorate),
         guarded=electorate.group is not None and not disabled,
         keeps_probe=settings.preflight == "reserve",
-        make_ready=None if "mnnvl" in {asked.kind, asked.backend} else _kernels_to_build(),
+        make_ready=None if {"mnnvl", "cutedsl"} & {asked.kind, asked.backend} else _kernels_to_build(),
     )
 
 

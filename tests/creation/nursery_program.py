@@ -1,7 +1,7 @@
-"""Import torch and FlashInfer once, then serve each connection to a socket by a fork of its own: nursery_program.py SOCKET.
+"""Import torch and FlashInfer once, then serve each connection to a socket by a fork of its own: nursery_program.py SOCKET [JOBS].
 
 A fork is one rank: it puts on the environment it is told, switches fi_shim and the simulated devices on as `import fi_shim` does, and then
-performs the functions of `rank_jobs` by name. Requests and answers are lines of JSON. Its main thread works; a request marked `aside` has a
+performs the functions of the module JOBS (`rank_jobs`) by name. Requests and answers are lines of JSON. Its main thread works; a request marked `aside` has a
 thread of its own, so that a rank can be asked while it works. SIGUSR1 makes it write the stacks of all its threads.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import importlib.util
 import json
 import os
@@ -43,9 +44,9 @@ import_aids.install()
 
 import fault_jobs  # noqa: E402
 import flashinfer.comm  # noqa: E402, F401
-import rank_jobs  # noqa: E402
 import torch.distributed  # noqa: E402, F401
 
+JOBS: Final = importlib.import_module(sys.argv[2] if len(sys.argv) > 2 else "rank_jobs")
 DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 
 
@@ -61,8 +62,6 @@ def live(connection: socket.socket) -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     os.environ.clear()
     os.environ.update(order["environ"])
-    for name, version in order["engines"].items():
-        rank_jobs.pretend_engine(name, version)
     if order["active"]:
         fi_shim.activate()
     simulation.activate(os.environ)
@@ -70,7 +69,7 @@ def live(connection: socket.socket) -> None:
 
 
 def _job(name: str) -> Any:
-    return getattr(rank_jobs, name, None) or getattr(fault_jobs, name)
+    return getattr(JOBS, name, None) or getattr(fault_jobs, name)
 
 
 def _serve(connection: socket.socket, lines: Any) -> None:

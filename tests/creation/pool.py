@@ -111,17 +111,23 @@ class Rank:
 
 
 class Nursery:
-    """A process with one FlashInfer release loaded, from which ranks are forked."""
+    """A process with one FlashInfer release loaded, from which ranks are forked.
 
-    def __init__(self, release: str) -> None:
+    Args:
+        release: of FlashInfer.
+        jobs: the module of what its ranks can be told to do.
+        path: further folders for it to import from.
+    """
+
+    def __init__(self, release: str, jobs: str = "rank_jobs", path: tuple[Path, ...] = ()) -> None:
         self.release = release
         self._folder = tempfile.TemporaryDirectory(prefix="nursery-")
         self.address = str(Path(self._folder.name) / "socket")
         self._noise = Path(self._folder.name) / "noise"
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("FI_SHIM", "PYTHON", "FLASHINFER", "RANK"))}
-        path = os.pathsep.join(map(str, (ROOT, fetch_flashinfer.fetch(release))))
+        folders = os.pathsep.join(map(str, (ROOT, fetch_flashinfer.fetch(release), PROGRAM.parent, *path)))
         environ |= {
-            "PYTHONPATH": path,
+            "PYTHONPATH": folders,
             "FI_SHIM": "0",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "-1",
@@ -130,7 +136,7 @@ class Nursery:
         environ["FLASHINFER_WORKSPACE_BASE"] = self._folder.name
         environ["RES_OPTIONS"] = "timeout:1 attempts:1"  # torch asks the name service for ::ffff:127.0.0.1 when it connects
         self.environ = {name: value for name, value in environ.items() if name != "FI_SHIM"}
-        command = [sys.executable, "-W", "error", "-W", f"ignore:{LEGACY_WARNING}:DeprecationWarning", str(PROGRAM), self.address]
+        command = [sys.executable, "-W", "error", "-W", f"ignore:{LEGACY_WARNING}:DeprecationWarning", str(PROGRAM), self.address, jobs]
         with self._noise.open("w") as noise:
             self._program = subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=noise, text=True
@@ -158,7 +164,6 @@ class Team:
         each: rank -> further variables of that rank.
         active: whether fi_shim is activated, where FI_SHIM does not say otherwise.
         limits: the vote's limits besides FI_SHIM_VOTE_TIMEOUT; None: the defaults.
-        engines: name -> version of engines that seem to be imported before fi_shim is.
         begin: whether to make the process group.
     """
 
@@ -174,7 +179,6 @@ class Team:
         each: dict[int, dict[str, str]] | None = None,
         active: bool = True,
         limits: dict[str, float] | None = None,
-        engines: dict[str, str] | None = None,
         begin: bool = True,
     ) -> None:
         self.release = nursery.release
@@ -188,7 +192,7 @@ class Team:
         }  # fmt: skip
         for rank in range(size):
             own = {**shared, "RANK": str(rank), **(each or {}).get(rank, {})}
-            order: dict[str, Any] = {"environ": own, "log": str(folder / f"rank-{rank}.log"), "engines": engines or {}}
+            order: dict[str, Any] = {"environ": own, "log": str(folder / f"rank-{rank}.log")}
             order["active"] = active and own.get("FI_SHIM") != "0"
             self.ranks.append(Rank(nursery.address, rank, order))
         if limits is not None:

@@ -397,12 +397,6 @@ def set_version(version: str) -> None:
     sys.modules["flashinfer"].__version__ = version  # type: ignore[attr-defined]
 
 
-def pretend_engine(name: str, version: str) -> None:
-    module = types.ModuleType(name)
-    module.__version__ = version  # type: ignore[attr-defined]
-    sys.modules[name] = module
-
-
 def copies_of_a_decline() -> list[list[str]]:
     """A declined workspace's exception as text, again after copying it, and again after pickling it."""
     import pickle
@@ -580,6 +574,14 @@ def is_guarded() -> bool:
     while function is not None and getattr(function, "__fi_shim__", "") != "creation":
         function = getattr(function, "__wrapped__", None)
     return function is not None
+
+
+def activate() -> None:
+    fi_shim.activate()
+
+
+def deactivate() -> None:
+    fi_shim.deactivate()
 
 
 def descriptors() -> int:

@@ -1,4 +1,4 @@
-"""What a decline tells, to whom, and the engines that could not stand one."""
+"""What a decline tells, and to whom."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 import pytest
-from creation.outcomes import all_built, all_declined, prompt
+from creation.outcomes import all_built
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,38 +62,13 @@ def test_a_decline_can_be_copied_and_sent_to_another_process(team: Callable[...,
         assert texts[0] == texts[1] == texts[2]
 
 
-def runs_as_without_the_shim(ranks: Team) -> None:
+def test_without_the_shim_a_short_rank_leaves_its_peer_waiting(team: Callable[..., Team]) -> None:
+    ranks = team(2, simulate=ONE_SHORT, environ={"FI_SHIM": "0"})
     peer, short = ranks.start("create")
     raised = ranks.result(short)
     assert raised["outcome"] == "raised"
     assert "memory" in raised["message"].lower()
     assert not wait([peer], timeout=HANG_SECONDS).done
-
-
-def test_without_the_shim_a_short_rank_leaves_its_peer_waiting(team: Callable[..., Team]) -> None:
-    runs_as_without_the_shim(team(2, simulate=ONE_SHORT, environ={"FI_SHIM": "0"}))
-
-
-def test_an_engine_that_could_not_stand_a_decline_gets_none(team: Callable[..., Team]) -> None:
-    ranks = team(2, simulate=ONE_SHORT, engines={"sglang": "0.5.20"})
-    runs_as_without_the_shim(ranks)
-    patches = ranks.results([ranks.ranks[1].start("status")])[0]["patches"]
-    assert patches["creation"]["state"] == "unsafe engine version"
-    assert "0.5.20" in patches["creation"]["reason"]
-    assert patches["validator"]["state"] == "applied"
-
-
-def test_an_engine_that_comes_after_the_shim(team: Callable[..., Team]) -> None:
-    ranks = team(2, simulate=ONE_SHORT)
-    ranks.all("pretend_engine", name="sglang", version="0.5.20")
-    runs_as_without_the_shim(ranks)
-
-
-def test_an_engine_that_falls_back_is_declined(team: Callable[..., Team]) -> None:
-    ranks = team(2, simulate=ONE_SHORT, engines={"sglang": "0.5.21"})
-    results = ranks.create()
-    all_declined(results, "rank 1")
-    prompt(results)
 
 
 def test_without_the_shim_enough_memory_is_enough(team: Callable[..., Team]) -> None:
