@@ -3,7 +3,7 @@ PYTHON ?= python3
 DEMO_FLASHINFER ?= 0.6.18
 PYTEST_ARGS ?=
 SIMULATED ?= 0.6.9 0.7.4
-ENGINES ?= vllm==0.33.0 sglang==0.5.23
+ENGINE_WHEELS ?= vllm==0.33.0 sglang==0.5.23
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +21,7 @@ demo: $(VENV)/host
 
 test: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py --tested) >/dev/null
-	$(BIN)/python tools/fetch_engine.py $(ENGINES) >/dev/null
+	$(BIN)/python tools/fetch_engine.py $(ENGINE_WHEELS) >/dev/null
 	@# A busy machine can starve a rank beyond a short limit: what failed is run once more, alone, and must pass then.
 	$(EVERYDAY) -n 2 || $(EVERYDAY) $(ALONE)
 	@# Engines' real modules take seconds to load: a file of tests stays in one worker.
