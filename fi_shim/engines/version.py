@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from typing import Final
 
 from packaging.version import InvalidVersion, Version
@@ -16,6 +15,8 @@ def imported_version(package: str) -> str:
     found = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(found, str):
         return found
+    from importlib import metadata  # slow to load, and mostly not needed
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
