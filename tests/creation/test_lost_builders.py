@@ -21,15 +21,22 @@ pytestmark = pytest.mark.flashinfer
 END_SECONDS = 12.0
 """The limit of silence, once in the collective and once in the last vote, or torch's rendezvous; and some for a busy machine."""
 COLLECTIVES = {"0.6.9": 13, "0.7.4": 10}
+LOSSES = [(2, "kill"), (0, "stop")]
+"""Who is lost how: rank 0 is the store's host."""
 POINTS = [
-    *((release, "cuDeviceGet", 1) for release in COLLECTIVES),
-    *((release, "gather", number) for release, count in COLLECTIVES.items() for number in (1, count // 2, count)),
-    *((release, "recvmsg", 2) for release in COLLECTIVES),
-    *((release, "commit", 1) for release in COLLECTIVES),
-    ("0.6.12", "empty", 2),
-    ("0.6.12", "rendezvous", 1),
+    *((release, "cuDeviceGet", 1, *loss) for release in COLLECTIVES for loss in ((2, "kill"), (2, "stop"), (0, "kill"), (0, "stop"))),
+    *((release, "gather", number, *loss) for release, count in COLLECTIVES.items() for number in (1, count // 2, count) for loss in LOSSES),
+    *((release, "recvmsg", 2, *loss) for release in COLLECTIVES for loss in ((2, "stop"), (0, "kill"))),
+    *((release, "commit", 1, *loss) for release in COLLECTIVES for loss in LOSSES),
+    *(("0.6.12", call, 1, *loss) for call in ("empty", "rendezvous") for loss in LOSSES),
 ]
-EVERYWHERE = [(release, "gather", number) for release, count in COLLECTIVES.items() for number in range(1, count + 1)]
+EVERYWHERE = [
+    (release, "gather", number, victim, how)
+    for release, count in COLLECTIVES.items()
+    for number in range(1, count + 1)
+    for victim in (0, 2)
+    for how in ("kill", "stop")
+]
 
 
 def check(team: Callable[..., Team], release: str, call: str, number: int, victim: int, how: str) -> None:
@@ -52,17 +59,13 @@ def check(team: Callable[..., Team], release: str, call: str, number: int, victi
         assert not ranks.all("left", only=(victim,))[0]["own"]
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
-@pytest.mark.parametrize("victim", [0, 2], ids=["the store's host", "another rank"])
-@pytest.mark.parametrize(("release", "call", "number"), POINTS)
+@pytest.mark.parametrize(("release", "call", "number", "victim", "how"), POINTS)
 def test_a_rank_is_lost_while_all_build(team: Callable[..., Team], release: str, call: str, number: int, victim: int, how: str) -> None:
     check(team, release, call, number, victim, how)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("how", ["kill", "stop"])
-@pytest.mark.parametrize("victim", [0, 2], ids=["the store's host", "another rank"])
-@pytest.mark.parametrize(("release", "call", "number"), EVERYWHERE)
+@pytest.mark.parametrize(("release", "call", "number", "victim", "how"), EVERYWHERE)
 def test_a_rank_is_lost_in_any_collective(team: Callable[..., Team], release: str, call: str, number: int, victim: int, how: str) -> None:
     check(team, release, call, number, victim, how)
 
