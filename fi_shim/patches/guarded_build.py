@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim.patches.restoring import memories_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fi_shim.patches.asked import Asked
     from fi_shim.seams.groups import Electorate
 
+_PACKAGE: Final = Path(__file__).parents[1]
 USE: Final = (TypeError, ValueError, AssertionError, NotImplementedError, ImportError)
 """What FlashInfer raises for wrong use; where all ranks get it, it is not a decline."""
 
@@ -68,28 +70,28 @@ class GuardedBuild:
         try:
             with WINDOW.opened(), building(build):
                 built, error = self._run(original, args, kwargs)
+                its_own = error is not None and not _passed_through_us(error)
                 workspace = built if kind == "legacy" else args[0]
                 failure = self._failure(workspace, error)
                 self.verdict = commit(self._prepared, failure)
                 self._decided = True
-                with contextlib.suppress(Exception):  # keys that stay do no harm
-                    build.gathering.tidy()
                 if self.verdict.declined:
                     del built
                     with contextlib.suppress(Exception):  # declined it is, also where something cannot be given back
                         undo(build, kind, workspace, error)
-                    if error is not None and self._is_refusal(error):
+                    if its_own and error is not None and self._is_refusal(error):
                         self.refusal = error.with_traceback(None)
                     return None
                 with contextlib.suppress(Exception):  # the others keep theirs
                     self._keep(workspace)
+                    build.gathering.tidy()
                 return built
         except BaseException as interrupt:
             self._interrupted(interrupt, args)
             raise
         finally:
-            build.over = True
             self._prepared.drop_reserve()
+            build.end()
 
     def _run(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Exception | None]:
         assert self._prepared.session is not None
@@ -171,14 +173,26 @@ class GuardedBuild:
     def _interrupted(self, interrupt: BaseException, args: tuple[Any, ...]) -> None:
         """KeyboardInterrupt, SystemExit, or a fault of ours: the others hear of it, and nothing stays."""
         build = self._build
-        if self._decided:
+        if self._decided and not self.verdict.declined:
             return
-        try:
-            build.gathering.fail(f"{type(interrupt).__name__}: {interrupt}")
+        if not self._decided:
             assert self._prepared.session is not None
-            self._prepared.session.close(f"{type(interrupt).__name__}")
-        finally:
+            with contextlib.suppress(Exception):  # the interrupt itself is what the caller must see
+                build.gathering.fail(f"{type(interrupt).__name__}: {interrupt}")
+            with contextlib.suppress(Exception):
+                self._prepared.session.close(f"{type(interrupt).__name__}")
+        with contextlib.suppress(Exception):
             undo(build, self._asked.kind, None if self._asked.kind == "legacy" else args[0], None)
+
+
+def _passed_through_us(error: BaseException) -> bool:
+    """Whether what FlashInfer raised came from below a stand-in: then it may be a fault of ours, or of a call."""
+    frame = error.__traceback__
+    while frame is not None:
+        if Path(frame.tb_frame.f_code.co_filename).parent.is_relative_to(_PACKAGE / "seams"):
+            return True
+        frame = frame.tb_next
+    return False
 
 
 def _mnnvl() -> Any:

@@ -200,8 +200,8 @@ def _built_alone(decision: Decision, kind: Kind, original: Callable[..., Any], a
     try:
         built = original(*args, **kwargs)
     except Exception as error:
-        if audit is not None:
-            with contextlib.suppress(Exception):
+        if audit is not None and decision.electorate is not None and decision.electorate.group is not None:
+            with contextlib.suppress(Exception):  # without a store, the peers are in FlashInfer's own allgather, not in a vote
                 audit.failed(error)
         raise
     finally:

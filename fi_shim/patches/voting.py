@@ -71,7 +71,7 @@ def creation_of(asked: Asked, electorate: Electorate, settings: Settings) -> Cre
         abstains=abstains,
         objection="" if disabled else objection(asked, electorate),
         guarded=electorate.group is not None and not disabled,
-        keeps_probe=settings.preflight == "reserve",
+        keeps_probe=settings.preflight == "reserve" and electorate.group is not None,
         make_ready=None if {"mnnvl", "cutedsl"} & {asked.kind, asked.backend} else _kernels_to_build(),
     )
 

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from fi_shim.workspace.ballot.gathering import Gathering
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What is left of a gathering."""
+
+    rank: int
+    size: int
+
+    def check(self) -> None:
+        """Nobody is waited for."""
+
+
 @dataclass
 class Building:
     """What FlashInfer's code meets while it builds.
@@ -40,6 +51,12 @@ class Building:
     memories: list[Any] = field(default_factory=list)
     tensors: list[Callable[[], Any]] = field(default_factory=list)
     over: bool = False
+
+    def end(self) -> None:
+        """It is over. What FlashInfer keeps of ours (0.6.x keeps its sockets) must not keep a group alive."""
+        self.over = True
+        self.gathering = Ended(self.gathering.rank, self.gathering.size)  # type: ignore[assignment]  # nobody gathers any more
+        self.group = self.store = self.reserve = None
 
     def exchange(self, kind: str, value: Any) -> list[Any]:
         """Give `value` to all ranks. Returns everyone's, by rank. Raises TypeError for what cannot be sent; StoppedError."""

@@ -42,6 +42,8 @@ def _call(build: Building, driver: Any, name: str, *args: Any, **kwargs: Any) ->
     except Exception as error:
         build.journal.failed(name, f"{name}: {error}")
         raise
+    if name == "cuMemCreate" and _is_out_of_memory(answer) and build.reserve is not None and build.reserve.release():
+        answer = driver.cuMemCreate(*args, **kwargs)  # what was kept was of another kind than FlashInfer wants, and took the place
     if int(answer[0]) != SUCCESS:
         build.journal.failed(name, f"{name} answers {getattr(answer[0], 'name', answer[0])}")
         return answer
@@ -49,6 +51,10 @@ def _call(build: Building, driver: Any, name: str, *args: Any, **kwargs: Any) ->
     if (note := _NOTES.get(name)) is not None:
         note(build, driver, args or tuple(kwargs.values()), answer[1] if len(answer) > 1 else None)
     return answer
+
+
+def _is_out_of_memory(answer: Any) -> bool:
+    return getattr(answer[0], "name", "") == "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 def _created(build: Building, driver: Any, args: Any, handle: Any) -> None:

@@ -63,7 +63,8 @@ class Journal:
                 opened.close()
         self._sockets.clear()
         failures = []
-        for (kind, key), give_back in reversed(list(self._taken.items())):
+        while self._taken:  # each is taken off the list before it is given back: an interrupt must not have it given back twice
+            (kind, key), give_back = self._taken.popitem()
             try:
                 answer = give_back()
             except Exception as error:  # noqa: BLE001  # the rest is to be given back all the same
@@ -71,7 +72,6 @@ class Journal:
                 continue
             if isinstance(answer, tuple) and int(answer[0]):
                 failures.append(f"{kind} {key}: {getattr(answer[0], 'name', answer[0])}")
-        self._taken.clear()
         return failures
 
     def forget(self) -> None:

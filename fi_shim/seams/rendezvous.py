@@ -26,6 +26,9 @@ class _Rendezvous:
 
 
 RENDEZVOUS: Final = _Rendezvous()
+_LOCK: Final = threading.Lock()
+_SHORTENED: Final[dict[tuple[str, int, str], tuple[int, dt.timedelta]]] = {}
+"""Store -> how many rendezvous use it now, and its own time limit."""
 
 
 def aside(meet: Callable[[], T]) -> T:
@@ -59,13 +62,27 @@ def aside(meet: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def limited(store: Any) -> Iterator[None]:
-    """For one rendezvous, let `store` (a c10d store, which the group keeps using) wait for LIMIT_SECONDS only."""
-    before = store.timeout
-    store.set_timeout(dt.timedelta(seconds=LIMIT_SECONDS))
+    """For one rendezvous, let `store` (a c10d store, which the group keeps using) wait for LIMIT_SECONDS only.
+
+    All groups of a process share one client with one time limit: the last rendezvous that ends gives back what the first one found.
+    """
+    base = store
+    while hasattr(base, "underlying_store"):
+        base = base.underlying_store
+    key = getattr(base, "host", ""), getattr(base, "port", 0), getattr(base, "path", "")
+    with _LOCK:
+        count, before = _SHORTENED.get(key, (0, store.timeout))
+        _SHORTENED[key] = count + 1, before
+        store.set_timeout(dt.timedelta(seconds=LIMIT_SECONDS))
     try:
         yield
     except BaseException:
         RENDEZVOUS.out_of_step = True
         raise
     finally:
-        store.set_timeout(before)
+        with _LOCK:
+            count, before = _SHORTENED.pop(key)
+            if count > 1:
+                _SHORTENED[key] = count - 1, before
+            else:
+                store.set_timeout(before)

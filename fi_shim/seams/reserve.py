@@ -37,11 +37,12 @@ class Reserve:
         self._free.append(entry)
         return True
 
-    def release(self) -> None:
-        """Release what was not asked for."""
+    def release(self) -> bool:
+        """Release what was not asked for. False if there was nothing."""
+        had = bool(self._free)
         while self._free:
             self._driver.cuMemRelease(self._free.pop()[1])
-        self._served.clear()
+        return had
 
 
 def _kind(size: int, properties: Any, flags: int) -> tuple[int, ...]:

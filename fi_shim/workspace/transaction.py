@@ -112,13 +112,22 @@ def prepare(creation: Creation, join: Callable[[Record], Session]) -> Preparatio
     record, ground = _facts(creation)
     session = join(record)
     prepared = Preparation(session.verdict, record, session=session)
-    if session.verdict.outcome == "yes" and ground is not None:
-        probed = _probed(creation, record, ground, session)
-        prepared = replace(probed, verdict=session.round("probe", probed.record), session=session)
-    if not prepared.verdict.declined and prepared.verdict.guarded:
+    guarded = session.verdict.guarded  # a bare verdict of the next round has no records
+    try:
+        if session.verdict.outcome == "yes" and ground is not None:
+            prepared = replace(_probed(creation, record, ground, session), session=session)
+            prepared = replace(prepared, verdict=session.round("probe", prepared.record))
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            prepared.give_up(f"{type(error).__name__}: {error}")
+        raise
+    if not session.verdict.records and not prepared.verdict.declined:
+        reason = "a fault of fi_shim kept this rank from reading what all ranks said"
+        prepared.give_up(reason)
+        return replace(prepared, verdict=Verdict("no", reason))
+    if not prepared.verdict.declined and guarded:
         return replace(prepared, under_guard=True)
-    if prepared.verdict.outcome != "yes":
-        prepared.drop_reserve()
+    prepared.drop_reserve()
     with contextlib.suppress(Exception):  # the verdict holds on all ranks, also if this one cannot say goodbye
         session.close()
     return prepared

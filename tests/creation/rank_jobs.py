@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import datetime as dt
-import faulthandler
 import functools
 import importlib
 import os
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 COMFORT = dt.timedelta(seconds=300)  # for torch's own collectives
 CONNECT_SECONDS = 15.0
-SLOW_SECONDS = 2.5  # a rank that takes longer to build writes its stacks
 NOT_IN_AN_ENGINE = {"testing", "demo", "cli", "doctor", "__main__"}
 groups: dict[str, Any] = {}
 kept: list[Any] = []
@@ -100,12 +98,10 @@ def create(**keywords: Any) -> dict[str, Any]:
     """Build a workspace, and tell how that went."""
     keep, keep_error = keywords.pop("keep", False), keywords.pop("keep_error", False)
     began, made, error = time.monotonic(), None, None
-    faulthandler.dump_traceback_later(SLOW_SECONDS, file=2)
     try:
         made = _build(**keywords)
     except Exception as raised:  # noqa: BLE001  # it is the result
         error = raised
-    faulthandler.cancel_dump_traceback_later()
     result = {"began": began, "ended": time.monotonic(), **_told(error)}
     if made is not None:
         result["metadata"] = _metadata(made)

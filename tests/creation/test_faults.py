@@ -77,15 +77,14 @@ class Ranks:
 
 
 def check(team: Callable[..., Team], cases: list[Case]) -> None:
-    findings = []
     for size in SIZES:
         own = [case for case in cases if case.size == size]
         if own:
             ranks = Ranks(team, own[0].release, size)
-            findings += [f"{case}: {finding}" for case in own if (finding := ranks.finding(case))]
+            findings = [f"{case}: {finding}" for case in own if (finding := ranks.finding(case))]
+            assert not findings, "\n" + "\n".join(findings)
             ranks.team.all("reset")
             all_built(ranks.team.create())
-    assert not findings, "\n" + "\n".join(findings)
 
 
 CHOSEN = cover(all_cases()) if CALLS_FILE.exists() else []

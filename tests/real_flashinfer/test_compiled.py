@@ -20,6 +20,7 @@ BUILDERS = {
     f"{TRTLLM}.__init__", "MNNVLAllReduceFusionWorkspace.__init__", f"flashinfer.comm.{LEGACY}",
     f"flashinfer.comm.allreduce.{LEGACY}", f"flashinfer.comm.trtllm_ar.{LEGACY}",
 }  # fmt: skip
+RESTORERS = {f"{owner}.checkpoint_restore" for owner in (TRTLLM, "MNNVLAllReduceFusionWorkspace")}
 TRACED = {f"{TRTLLM}.destroy", f"{TRTLLM}.is_buffer_size_sufficient"}
 
 
@@ -47,9 +48,9 @@ def test_no_patched_callable_is_left_out(pair: tuple[dict[str, Any], dict[str, A
     without, with_shim = pair
     assert without["targets"] == []
     for target in with_shim["targets"]:
-        assert any(target == name or target.endswith(f".{name}") for name in BUILDERS | TRACED), target
+        assert any(target == name or target.endswith(f".{name}") for name in BUILDERS | RESTORERS | TRACED), target
     for seen in pair:
-        assert set(seen["fullgraph"]) == set(seen["breaks"]) == BUILDERS | TRACED
+        assert set(seen["fullgraph"]) == set(seen["breaks"]) == BUILDERS | RESTORERS | TRACED
 
 
 def test_what_flashinfer_can_trace_is_applied_under_fullgraph(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -65,7 +66,7 @@ def test_what_flashinfer_can_trace_is_applied_under_fullgraph(pair: tuple[dict[s
 
 def test_what_flashinfer_cannot_trace_fails_alike_under_fullgraph(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     without, with_shim = pair
-    for name in BUILDERS:
+    for name in BUILDERS | RESTORERS:
         assert without["fullgraph"][name] == {"outcome": "Unsupported", "explained": False}, name
         assert with_shim["fullgraph"][name] == {"outcome": "Unsupported", "explained": True}, name
     assert without["fullgraph"][f"{TRTLLM}.is_buffer_size_sufficient"]["outcome"] == "Unsupported"  # its log call
@@ -79,6 +80,11 @@ def test_and_is_applied_where_graphs_may_break(pair: tuple[dict[str, Any], dict[
         assert ours["graphs"] <= plain["graphs"], name
         assert (plain["too_large"], ours["too_large"]) == ("RuntimeError", "WorkspaceDeclined"), name
     assert with_shim["breaks"][f"{TRTLLM}.__init__"]["has_limits"] is True
+    for name in RESTORERS:
+        plain, ours = without["breaks"][name], with_shim["breaks"][name]
+        assert plain["outcome"] == ours["outcome"] == "restored", name
+        assert ours["graphs"] <= plain["graphs"], name
+        assert ours["created"] == 2 * plain["created"] > 0, name  # probed, then created
 
 
 def test_dynamo_is_not_imported_for_it(host_with: Callable[[str], Host]) -> None:

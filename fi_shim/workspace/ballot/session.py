@@ -103,6 +103,7 @@ class Session:
     def round(self, name: str, record: Record) -> Verdict:
         """Vote once more. All ranks hold the same rounds in the same order; a rank or a store that is lost is a no."""
         self._check_open()
+        self.voter.from_store = False
         return self._vote(self.voter.round(name, record), record, self._limits.silence)
 
     @contextlib.contextmanager

@@ -26,6 +26,7 @@ class Side(Protocol):
     limits: Limits
     attempt: str
     label: str
+    from_store: bool
 
     def join(self, record: Record) -> Steps[Verdict | None]: ...
     def round(self, name: str, record: Record) -> Steps[Verdict | None]: ...
@@ -111,6 +112,7 @@ class Exchanger:
     attempt: str = "allgather"
     label: str = ""
     turn: int = 0
+    from_store: bool = False
 
     def join(self, record: Record) -> Steps[Verdict | None]:
         return (yield from self._exchange("facts", record))

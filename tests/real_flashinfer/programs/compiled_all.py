@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 warnings.simplefilter("ignore")
 
+from fi_shim import testing  # noqa: E402
 from fi_shim.testing import simulation  # noqa: E402
 
 simulation.activate(os.environ)
@@ -120,6 +121,28 @@ def asking(build: Callable[[int], Any], *, fullgraph: bool) -> dict[str, Any]:
     return {"outcome": sorted(set(answers)), "graphs": counter.frame_count}
 
 
+def restoring(build: Callable[[int], Any], backend: Any, *, fullgraph: bool) -> dict[str, Any]:
+    """The vote on a restore of one rank asks the driver for its memory, which FlashInfer's own code does not do beforehand."""
+
+    def step(x: Any, workspace: Any) -> Any:
+        workspace.checkpoint_restore(backend)
+        return x + 1
+
+    call, counter = compiled(step, fullgraph=fullgraph)
+    workspace = build(FITS)
+    try:
+        for _ in range(REPEATS):
+            workspace.checkpoint_prepare()
+            before = testing.calls()["cuMemCreate"]
+            call(torch.ones(2), workspace)
+            created = testing.calls()["cuMemCreate"] - before
+    except Exception as error:  # noqa: BLE001
+        return {"outcome": type(error).__name__, "explained": "built outside of compiled regions" in str(error)}
+    finally:
+        workspace.destroy()
+    return {"outcome": "restored", "graphs": counter.frame_count, "created": created}
+
+
 def main() -> None:
     torch.cuda.set_device(0)
     torch.accelerator.is_available = lambda: False  # a torch with CUDA would ask the real runtime for its stream
@@ -135,6 +158,9 @@ def main() -> None:
         seen: dict[str, Any] = {}
         for key, fullgraph in (("fullgraph", True), ("breaks", False)):
             seen[key] = {name: building(entry, fullgraph=fullgraph) for name, entry in every.items()}
+            for owner in (workspace_class, "MNNVLAllReduceFusionWorkspace"):
+                name = f"{owner}.checkpoint_restore"
+                seen[key][name] = restoring(every[f"{owner}.__init__"], TorchDistBackend(), fullgraph=fullgraph)
             seen[key][f"{workspace_class}.destroy"] = destroying(build, fullgraph=fullgraph)
             seen[key][f"{workspace_class}.is_buffer_size_sufficient"] = asking(build, fullgraph=fullgraph)
         seen["targets"] = [target for patch in fi_shim.status()["patches"].values() for target in patch["targets"]]
