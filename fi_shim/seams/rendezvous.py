@@ -49,7 +49,7 @@ def aside(meet: Callable[[], T]) -> T:
             devices.use_device(device)
             ended.set_result(meet())
         except BaseException as error:  # noqa: BLE001  # it is the caller's
-            ended.set_exception(error)
+            ended.set_exception(error.with_traceback(None))  # frames of this thread would keep memory
 
     threading.Thread(target=run, name="fi_shim-rendezvous", daemon=True).start()
     try:

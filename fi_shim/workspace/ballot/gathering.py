@@ -14,6 +14,7 @@ from fi_shim.workspace.ballot.protocol import Voter
 from fi_shim.workspace.ballot.signs import Signs
 
 if TYPE_CHECKING:
+    from fi_shim.workspace.ballot.cell import Cells
     from fi_shim.workspace.ballot.operations import Steps
     from fi_shim.workspace.ballot.session import Session
 
@@ -85,7 +86,7 @@ class Gathering:
 
     def check(self) -> None:
         """Raise StoppedError if a rank has failed or is silent; for waits of another kind."""
-        self._session.perform(self._watch())
+        self._session.perform(self._check())
 
     def fail(self, reason: str) -> Failure:
         """Tell all ranks that this one failed. Returns the failure that counts: the first one."""
@@ -107,19 +108,27 @@ class Gathering:
             found = yield Read(tuple(keys), together=True)
             if found:
                 return [found[key] for key in keys]
-            if looks >= _ALONE:
-                yield from self._watch()
+            if looks >= _ALONE and (ahead := (yield from self._watch())):
+                found = yield Read(tuple(keys), together=True)  # it may have come, and that rank gone on, since the look before
+                if found:
+                    return [found[key] for key in keys]
+                raise StoppedError((yield from self._publish(ahead)))
             yield Sleep(pause)
             looks += 1
             pause = min(2 * pause, _POLL_LAST if looks < _PATIENT else limits.poll_last)
 
-    def _watch(self) -> Steps[None]:
+    def _check(self) -> Steps[None]:
+        if ahead := (yield from self._watch()):
+            raise StoppedError((yield from self._publish(ahead)))
+
+    def _watch(self) -> Steps[Failure | None]:
+        """Raises StoppedError if the build is over. Returns what is wrong if a rank votes already, though it should wait as this one does."""
         found = yield Read((self._failure_key,))
         if found:
             raise StoppedError(_failure(found[self._failure_key]))
         now = yield Clock()
         if now < self._beat:
-            return
+            return None
         limits = self._voter.limits
         self._beat = now + limits.beat
         yield Promise(now + limits.silence)
@@ -127,8 +136,12 @@ class Gathering:
         cells = yield from self._voter.look()
         if lost := self._signs.lost(self.rank, cells, now):
             rank, reason = lost
-            record = next((cell.record for cell in cells if cell and cell.record and cell.record.rank == rank), None)
-            raise StoppedError((yield from self._publish(Failure(rank, record.where if record else f"rank {rank}", reason))))
+            raise StoppedError((yield from self._publish(Failure(rank, _where(rank, cells), reason))))
+        mine = cells[self.rank]
+        for rank, cell in enumerate(cells):
+            if mine is not None and cell is not None and cell.state == "voted" and cell.turn > mine.turn and cell.record is not None:
+                return Failure(rank, cell.record.where, cell.record.reason or f"votes in round {cell.label} before all have built")
+        return None
 
     def _publish(self, failure: Failure) -> Steps[Failure]:
         return _failure((yield CompareSet(self._failure_key, b"", json.dumps(asdict(failure)).encode())))
@@ -140,6 +153,11 @@ class Gathering:
     @property
     def _failure_key(self) -> str:
         return f"{self._prefix}/failure"
+
+
+def _where(rank: int, cells: Cells) -> str:
+    cell = cells[rank]
+    return cell.record.where if cell is not None and cell.record is not None else f"rank {rank}"
 
 
 def _failure(stored: bytes) -> Failure:
