@@ -49,7 +49,9 @@ class GuardedBuild:
     ) -> None:
         assert prepared.session is not None
         store = transport_of(electorate.group).origin
-        self._build = Building(Gathering(prepared.session, prepared.record.where), electorate.group, store, prepared.reserve)
+        self._build = Building(
+            Gathering(prepared.session, prepared.record.where, prepared.record.flashinfer), electorate.group, store, prepared.reserve
+        )
         if asked.kind == "restore":
             self._build.memories = memories_of(workspace)
         self._asked = asked

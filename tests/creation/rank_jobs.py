@@ -588,6 +588,13 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # descriptors, not a folder
 
 
+def pretend_host(name: str) -> None:
+    """Seem to run on another host."""
+    import socket
+
+    socket.gethostname = lambda: name  # type: ignore[assignment]
+
+
 def hide_stores() -> None:
     """As with a process group that has no store."""
     from fi_shim.workspace import store

@@ -269,6 +269,16 @@ def test_a_rank_that_is_not_the_groups_declines(team: Callable[..., Team], passe
     all_built(ranks.create(tokens=64))
 
 
+@pytest.mark.parametrize("release", ["0.6.9", "0.7.2", "0.7.4"])
+def test_posix_descriptors_do_not_reach_another_host(team: Callable[..., Team], release: str) -> None:
+    ranks = team(2, release=release)
+    ranks.all("pretend_host", each={rank: {"name": f"node{rank}"} for rank in range(2)})
+    results = ranks.create()
+    all_declined(results, "memory shared across hosts node0, node1 needs fabric handles")
+    prompt(results)
+    nothing_left(ranks)
+
+
 def test_a_process_outside_of_the_group_is_told_so_at_once(team: Callable[..., Team]) -> None:
     ranks = team(3, begin=False)
     ranks.begin({"pair": [1, 2]})

@@ -51,12 +51,13 @@ class Gathering:
     Args:
         session: an attempt in which all ranks agreed to build.
         where: this rank, for people.
+        release: the FlashInfer that builds; ranks of another one cannot mean the same operations.
 
     Raises:
         LookupError: the group has no store, so its ranks share no keys.
     """
 
-    def __init__(self, session: Session, where: str) -> None:
+    def __init__(self, session: Session, where: str, release: str) -> None:
         if not isinstance(session.voter, Voter):
             raise LookupError("a group without a store cannot build under guard")  # noqa: TRY004  # not the caller's mistake
         self.rank = session.voter.rank
@@ -64,6 +65,7 @@ class Gathering:
         self._session = session
         self._voter = session.voter
         self._where = where
+        self._release = release
         self._number = 0
         self._signs = Signs(session.voter.limits.silence)
         self._beat = 0.0
@@ -76,12 +78,13 @@ class Gathering:
             SilentError: the store does not answer.
         """
         number, self._number = self._number, self._number + 1
-        entry = json.dumps([kind]).encode() + b"\n" + payload
+        own = f"{kind} of FlashInfer {self._release}"
+        entry = json.dumps(own).encode() + b"\n" + payload
         entries = [found.partition(b"\n") for found in self._session.perform(self._gather(number, entry))]
-        kinds = [json.loads(head)[0] for head, _, _ in entries]
-        others = [rank for rank, their in enumerate(kinds) if their != kind]
+        kinds = [json.loads(head) for head, _, _ in entries]
+        others = [rank for rank, their in enumerate(kinds) if their != own]
         if others:
-            raise StoppedError(self.fail(f"is in {kind}, rank {others[0]} in {kinds[others[0]]} (operation {number})"))
+            raise StoppedError(self.fail(f"is in {own}, rank {others[0]} in {kinds[others[0]]} (operation {number})"))
         return [body for _, _, body in entries]
 
     def check(self) -> None:
