@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 CONFIGURE = "import logging; from fi_shim import log; log.configure('info'); "
@@ -45,3 +47,12 @@ def test_fi_shim_simulate_that_is_not_understood_does_not_break_the_import(host:
     assert done.stdout.strip() == "False"
     assert "event=not_simulated" in done.stderr
     assert "many" in done.stderr
+
+
+def test_every_event_is_documented() -> None:
+    call = re.compile(r"\b(?:event|once)\(\s*(?:[^\"()]*\"(?:debug|info|warning|error)\"[^\"()]*(?:\"debug\")?,\s*)?\"([a-z_]+)\"")
+    root = Path(__file__).parents[1]
+    names = {name for path in (root / "fi_shim").rglob("*.py") for name in call.findall(path.read_text(encoding="utf-8"))}
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert {"active", "declined", "drift", "not_given_back"} <= names
+    assert not {name for name in names if f"`{name}`" not in readme}
