@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ARRIVAL_LIMIT_S: Final = 300.0  # below the usual 600 s watchdog, above the skew of weight loading
+LONGEST_S: Final = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value < float("inf"):
+    if not 0 < value <= LONGEST_S:
         raise ValueError
     return value
 
@@ -78,7 +79,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "FI_SHIM_DISABLE": ("disable", _names, "names of patches, separated by commas"),
     "FI_SHIM_PREFLIGHT": ("preflight", _one_of("probe", "reserve", "off"), "probe, reserve or off"),
     "FI_SHIM_ON_DRIFT": ("on_drift", _one_of("warn", "strict", "ignore"), "warn, strict or ignore"),
-    "FI_SHIM_VOTE_TIMEOUT": ("vote_timeout", _seconds, "a positive number of seconds"),
+    "FI_SHIM_VOTE_TIMEOUT": ("vote_timeout", _seconds, "a positive number of seconds, at most a week"),
     "FI_SHIM_COMPAT": ("compat", str, "a folder"),
     "FI_SHIM_STATE_DIR": ("state_dir", os.path.abspath, "a folder"),
     "FI_SHIM_LOG": ("log", _one_of("debug", "info", "warning", "error"), "debug, info, warning or error"),

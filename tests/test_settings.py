@@ -38,6 +38,7 @@ def test_each_variable_is_read_and_its_source_named() -> None:
         ("FI_SHIM_VOTE_TIMEOUT", "-1"),
         ("FI_SHIM_VOTE_TIMEOUT", "nan"),
         ("FI_SHIM_VOTE_TIMEOUT", "inf"),
+        ("FI_SHIM_VOTE_TIMEOUT", "9999999999999"),
         ("FI_SHIM_LOG", "loud"),
     ],
 )

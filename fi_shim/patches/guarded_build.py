@@ -19,7 +19,7 @@ from fi_shim.seams.symmetric_memory import SymmetricMemoryStandIn
 from fi_shim.seams.window import Window, building, current
 from fi_shim.workspace.ballot.gathering import BUILDING, Gathering, StoppedError
 from fi_shim.workspace.store import transport_of
-from fi_shim.workspace.transaction import Preparation, commit
+from fi_shim.workspace.transaction import Preparation, commit, without
 from fi_shim.workspace.vote import OWN_CALL, OWN_ERROR, Verdict
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class GuardedBuild:
                 its_own = error is not None and not _passed_through_us(error)
                 workspace = built if kind == "legacy" else args[0]
                 failure = self._failure(workspace, error)
-                self.verdict = commit(self._prepared, failure)
+                lost = error.failure if isinstance(error, StoppedError) and error.failure.lost else None
+                self.verdict = commit(self._prepared, failure) if lost is None else without(self._prepared, lost.rank, str(lost))
                 self._decided = True
                 if self.verdict.declined:
                     del built

@@ -62,6 +62,10 @@ def transact(
         _vote_on(decision, kind, original, args, kwargs, settings, known)
     except Exception as fault:  # noqa: BLE001  # peers cannot know: building alone would hang
         decision.declined = _bare_decline(kind, fault)
+    except BaseException:
+        if kind in {"trtllm", "mnnvl"}:
+            args[0]._destroyed = True  # noqa: SLF001  # it was never built
+        raise
     built = None
     if decision.declined is None and decision.build is not None:
         built, error = _built_together(decision, original, args, kwargs)
@@ -85,6 +89,8 @@ class Decision:
     prepared: Preparation | None = None
     declined: Exception | None = None
     build: GuardedBuild | None = None
+    again: bool = False
+    """Declined before, and remembered: engines ask for every layer."""
     audit: Audit | None = None
 
 
@@ -107,7 +113,7 @@ def _vote_on(
         decision.what = asked.what
         electorate = voting.with_means(find_electorate(asked.group, asked.comm_backend, asked.world_size))
         decision.electorate = electorate
-        verdict = _at_once(asked, electorate)
+        verdict = _at_once(decision, asked, electorate)
         if verdict is None:
             decision.prepared = COUNTS.timed(voting.prepared, asked, electorate, settings, plan)
             verdict = decision.prepared.verdict
@@ -139,7 +145,7 @@ def _vote_on(
             raise
 
 
-def _at_once(asked: Asked, electorate: Electorate) -> Verdict | None:
+def _at_once(decision: Decision, asked: Asked, electorate: Electorate) -> Verdict | None:
     """A no that needs no vote: while a stream captures, and what the group has declined before."""
     from fi_shim.patches import remembered
 
@@ -153,7 +159,9 @@ def _at_once(asked: Asked, electorate: Electorate) -> Verdict | None:
         reason = f"a CUDA stream is being captured on rank {electorate.rank}: workspaces are made before capture"
         remembered.refuse(electorate, own, "", reason)
         return Verdict("no", reason, (replace(own, reason=reason),))
-    return remembered.recall(electorate, own)
+    verdict = remembered.recall(electorate, own)
+    decision.again = verdict is not None
+    return verdict
 
 
 def _remember(decision: Decision, verdict: Verdict) -> None:
@@ -250,6 +258,10 @@ def _audit_vote(electorate: Electorate, settings: Settings) -> Callable[[Record]
 def _declined(decision: Decision, verdict: Verdict) -> Exception:
     """The exception, told once (by the group's first rank that is there) and kept for `status()`."""
     try:
+        if decision.again:
+            log.event("debug", "declined", what=decision.what, reason=f"as before: {verdict.reason}")
+            COUNTS.declined(verdict, voted=False, again=True)
+            return WorkspaceDeclined(decision.what, verdict)
         error = _told(decision.what, verdict, decision.electorate.rank if decision.electorate else None)
         COUNTS.declined(verdict, voted=decision.prepared is not None)
         return error

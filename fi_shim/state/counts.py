@@ -39,13 +39,14 @@ class Counts:
         self._votes, self._vote_seconds = 0, 0.0
         self._rejections_before = _rejections()
 
-    def declined(self, verdict: Verdict | None, *, voted: bool = True) -> None:
-        """One request that all ranks declined; arguments as `reason_of`'s."""
+    def declined(self, verdict: Verdict | None, *, voted: bool = True, again: bool = False) -> None:
+        """One request that all ranks declined; arguments as `reason_of`'s. `again`: remembered, as for every layer; published with time."""
         with contextlib.suppress(Exception):
             reason = reason_of(verdict, voted=voted)
             with self._lock:
                 self._declines[reason] += 1
-            self.publish()
+            if not again:
+                self.publish()
 
     def abstained(self) -> None:
         """One request that was built without preflight."""

@@ -113,10 +113,11 @@ class StateFile:
                 self._refresh()
 
     def _refresh(self) -> None:
-        """A rejection more, or only a sign of life. With our lock held."""
+        """A rejection or a remembered decline more, or only a sign of life. With our lock held."""
         assert self._folder is not None
-        if COUNTS.rejections() != self._last["counts"]["rejections"] or not self._path(self._folder).exists():
-            self._last = {**self._last, "counts": COUNTS.as_dict(), "suppressed": {"rejections": COUNTS.rejections()}}
+        counts = COUNTS.as_dict()
+        if counts != self._last["counts"] or not self._path(self._folder).exists():
+            self._last = {**self._last, "counts": counts, "suppressed": {"rejections": counts["rejections"]}}
             self._write()
         else:
             os.utime(self._path(self._folder))

@@ -150,6 +150,18 @@ def commit(prepared: Preparation, failure: tuple[str, int] | None) -> Verdict:
             prepared.session.close()
 
 
+def without(prepared: Preparation, lost: int, reason: str) -> Verdict:
+    """The no where a rank was lost while all built: nobody waits for its vote. Closes the session; who votes learns the reason by that."""
+    if prepared.session is not None:
+        with contextlib.suppress(Exception):
+            prepared.session.close(reason)
+    records = tuple(
+        replace(record, phase="commit", vote="absent" if record.rank == lost else "no", reason=reason if record.rank == lost else "stopped")
+        for record in prepared.verdict.records
+    )
+    return Verdict("no", reason, records)
+
+
 def prepare_alone(creation: Creation) -> Preparation:
     """The same for a world of one rank, which needs no vote."""
     record, ground = _facts(replace(creation, guarded=False, keeps_probe=False))

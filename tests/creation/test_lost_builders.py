@@ -47,7 +47,13 @@ def check(team: Callable[..., Team], release: str, call: str, number: int, victi
     futures = ranks.start("create")
     lost = futures.pop(victim)
     assert not wait(futures, timeout=END_SECONDS).not_done, ranks.stacks()
-    none_built([future.result() for future in futures])
+    results = [future.result() for future in futures]
+    none_built(results)
+    if (call, how, victim) == ("cuDeviceGet", "kill", 2):  # the others wait for its sign of life once, and say what they missed
+        assert len({result["message"] for result in results}) == 1
+        assert "rank 2 (" in results[0]["message"]
+        assert "gave no sign of life for 2 s in round 1.build" in results[0]["message"]  # not once more in the last vote
+        assert "Is fi_shim active" not in results[0]["message"]
     assert time.monotonic() - began < END_SECONDS
     assert ranks.ranks[victim].is_stopped or not ranks.ranks[victim].is_alive  # it was lost where it was to be
     survivors = tuple(rank for rank in range(3) if rank != victim)

@@ -82,6 +82,8 @@ def test_a_declined_request_is_declined_at_once(team: Callable[..., Team], relea
     alone = ranks.results(ranks.start("create", only=(0,)))
     assert alone[0]["verdict"] == first
     prompt(alone, 0.5)
+    assert [rank.said().count("event=declined") for rank in ranks.ranks] == [1, 0]  # once, not for every layer
+    assert [len(status["declines"]) for status in ranks.all("status")] == [1, 1]
     ranks.all("reset")
     assert all_declined(ranks.create())["reason"] == first["reason"]
     assert ranks.all("calls") != before

@@ -32,6 +32,8 @@ class Failure:
     rank: int
     where: str
     reason: str
+    lost: bool = False
+    """Whether that rank takes no part any more: nobody needs to wait for its vote."""
 
     def __str__(self) -> str:
         return f"{self.where} failed: {self.reason}"
@@ -139,7 +141,7 @@ class Gathering:
         cells = yield from self._voter.look()
         if lost := self._signs.lost(self.rank, cells, now):
             rank, reason = lost
-            raise StoppedError((yield from self._publish(Failure(rank, _where(rank, cells), reason))))
+            raise StoppedError((yield from self._publish(Failure(rank, _where(rank, cells), reason, lost=True))))
         mine = cells[self.rank]
         for rank, cell in enumerate(cells):
             if mine is not None and cell is not None and cell.state == "voted" and cell.turn > mine.turn and cell.record is not None:
@@ -166,6 +168,6 @@ def _where(rank: int, cells: Cells) -> str:
 def _failure(stored: bytes) -> Failure:
     try:
         value = json.loads(stored)
-        return Failure(int(value["rank"]), str(value["where"]), str(value["reason"]))
+        return Failure(int(value["rank"]), str(value["where"]), str(value["reason"]), value["lost"] is True)
     except (ValueError, TypeError, KeyError) as error:
         return Failure(-1, "a rank", f"in a way that cannot be read ({error})")

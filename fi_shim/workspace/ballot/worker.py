@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import queue
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from fi_shim.workspace.ballot.operations import Clock, GaveUpError, Promise, Sleep, T, Waiting
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _SLICES: Final = 10  # of the grace; a process that is stopped and continued loses one of them, not its verdict
 _IDLE_SECONDS: Final = 10.0  # then the thread ends; the next task starts a new one
+_EXIT_SECONDS: Final = 1.0  # for what is under way when the interpreter ends: a thread inside C++ would end the process with an abort
+_WORKERS: Final[weakref.WeakSet[Worker]] = weakref.WeakSet()
 
 
 class SilentError(RuntimeError):
@@ -119,6 +123,7 @@ class Worker:
         self._task: Task[Any] | None = None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
+        _WORKERS.add(self)
 
     def start(self, steps: Steps[T], limit: float, on_waiting: Callable[[tuple[int, ...], float], object] | None = None) -> Task[T]:
         """Begin with the steps; `limit` in seconds holds until they promise something else."""
@@ -152,3 +157,10 @@ class Worker:
             task.run(self._perform)
             self._task = None
             del task
+
+
+@atexit.register
+def _let_work_end() -> None:
+    ends = time.monotonic() + _EXIT_SECONDS
+    while any(worker.busy for worker in list(_WORKERS)) and time.monotonic() < ends:
+        time.sleep(_EXIT_SECONDS / 100)
