@@ -108,8 +108,7 @@ def test_rank_0_is_the_host_and_is_stopped_until_the_other_one_gave_up(vote_nurs
     def case(point: tuple[str, int]) -> str:
         team = Team(vote_nursery, 2, host_is_rank_0=True)
         team.plan(0, *point, team.ranks[0], signal.SIGSTOP)
-        patient = {**SMALL, "grace": 3 * SMALL["grace"]}  # for the other one's word of doubt, on a busy machine
-        (zero,), (one,) = team.start(0, limits=patient, **TWO_ROUNDS), team.start(1, limits=patient, **TWO_ROUNDS)
+        (zero,), (one,) = team.start(0, limits=SMALL, **TWO_ROUNDS), team.start(1, limits=SMALL, **TWO_ROUNDS)
         stopped = team.ranks[0].until_stopped(zero)
         answers = [one.result(SECONDS)]
         ends(answers)
