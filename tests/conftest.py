@@ -24,10 +24,23 @@ REPOSITORY = Path(__file__).parent.parent
 PROGRAM_TIME_LIMIT_S = 300
 
 
+ONLY_WHEN_NAMED = {"creation", "engines"}
+"""Folders whose tests for the matrix do not run by default."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--releases", help="'all', or FlashInfer releases separated by commas; default: those of `make test`")
     parser.addoption("--thorough", action="store_true", help="2,000 examples a regime, as in `make matrix`")
     parser.addoption("--record-calls", action="store_true", help="write down what calls builds make, instead of comparing")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes many minutes runs where a marker expression names it."""
+    if "matrix" in config.getoption("markexpr"):
+        return
+    long = [item for item in items if item.path.parent.name in ONLY_WHEN_NAMED and item.get_closest_marker("matrix")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -145,7 +145,7 @@ class GuardedBuild:
             return args, kwargs  # FlashInfer says so itself
         if "comm_backend" not in bound.signature.parameters:
             return args, kwargs
-        bound.arguments["comm_backend"] = guarded_backend(self._build, self._own_backend, _mnnvl().TorchDistBackend)
+        bound.arguments["comm_backend"] = guarded_backend(self._build, lambda: self._callers_backend, _mnnvl().TorchDistBackend)
         return bound.args, bound.kwargs
 
     @functools.cached_property
@@ -154,9 +154,6 @@ class GuardedBuild:
         if self._asked.comm_backend is not None:
             return self._asked.comm_backend
         return _mnnvl().MPIBackend() if self._asked.kind == "mnnvl" else _mnnvl().TorchDistBackend(group=self._asked.group)
-
-    def _own_backend(self) -> Any:
-        return self._callers_backend
 
     def _keep(self, workspace: Any) -> None:
         """The build stands: the caller's backend is put where FlashInfer kept ours, and nothing of ours stays."""

@@ -63,20 +63,24 @@ def transact(
     except Exception as fault:  # noqa: BLE001  # peers cannot know: building alone would hang
         decision.declined = _bare_decline(kind, fault)
     except BaseException:
-        if kind in {"trtllm", "mnnvl"}:
-            args[0]._destroyed = True  # noqa: SLF001  # it was never built
+        _silence_destructor(kind, args)
         raise
     built = None
     if decision.declined is None and decision.build is not None:
         built, error = _built_together(decision, original, args, kwargs)
     if decision.declined is not None:
         error = decision.declined
-        if kind in {"trtllm", "mnnvl", "cutedsl"}:
-            args[0]._destroyed = True  # or the destructor of what was never built complains  # noqa: SLF001
+        _silence_destructor(kind, args)
     if error is not None:
         decision.build = None
         raise error from None
     return built if decision.build is not None else _built_alone(decision, kind, original, args, kwargs)
+
+
+def _silence_destructor(kind: Kind, args: tuple[Any, ...]) -> None:
+    """The destructor of what was never built would complain."""
+    if kind in {"trtllm", "mnnvl", "cutedsl"}:
+        args[0]._destroyed = True  # noqa: SLF001
 
 
 @dataclass
@@ -212,10 +216,6 @@ def _built_alone(decision: Decision, kind: Kind, original: Callable[..., Any], a
             with contextlib.suppress(Exception):  # without a store, the peers are in FlashInfer's own allgather, not in a vote
                 audit.failed(error)
         raise
-    finally:
-        if decision.prepared is not None:
-            with contextlib.suppress(Exception):
-                decision.prepared.drop_reserve()
     refused = None
     if audit is not None:
         with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands

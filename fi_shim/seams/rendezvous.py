@@ -66,9 +66,9 @@ def limited(store: Any) -> Iterator[None]:
 
     All groups of a process share one client with one time limit: the last rendezvous that ends gives back what the first one found.
     """
-    base = store
-    while hasattr(base, "underlying_store"):
-        base = base.underlying_store
+    from fi_shim.workspace.store import base_of
+
+    base = base_of(store)
     key = getattr(base, "host", ""), getattr(base, "port", 0), getattr(base, "path", "")
     with _LOCK:
         count, before = _SHORTENED.get(key, (0, store.timeout))

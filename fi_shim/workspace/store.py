@@ -39,7 +39,7 @@ class StoreTransport(Transport):
 
     def __init__(self, store: Any, ranks: Sequence[int]) -> None:
         """Use `store` (a c10d store that all ranks of the group share) for the group of these global ranks."""
-        base = _base(store)
+        base = base_of(store)
         self.address = (base.host, base.port) if hasattr(base, "port") else None
         super().__init__("the store on " + (f"{base.host}:{base.port}" if self.address else getattr(base, "path", type(base).__name__)))
         self.prefix = f"fi_shim/1/{hashlib.sha256(','.join(map(str, ranks)).encode()).hexdigest()[:16]}/"
@@ -163,7 +163,8 @@ def _store_of(group: Any, c10d: Any) -> Any:
     return None
 
 
-def _base(store: Any) -> Any:
+def base_of(store: Any) -> Any:
+    """The store under all prefixes."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store

@@ -164,7 +164,8 @@ def without(prepared: Preparation, lost: int, reason: str) -> Verdict:
 
 def prepare_alone(creation: Creation) -> Preparation:
     """The same for a world of one rank, which needs no vote."""
-    record, ground = _facts(replace(creation, guarded=False, keeps_probe=False))
+    creation = replace(creation, guarded=False, keeps_probe=False)  # nothing stands between FlashInfer and the driver to hand it out
+    record, ground = _facts(creation)
     verdict = decide([record])
     if verdict.outcome != "yes" or ground is None:
         return Preparation(verdict, record)

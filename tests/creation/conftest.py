@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,19 +9,9 @@ from creation.pool import Nursery, Team
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-HERE = Path(__file__).parent
+    from pathlib import Path
 
 DEFAULT_RELEASE = "0.7.2"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes many minutes runs where a marker expression names it."""
-    if "matrix" in config.getoption("markexpr"):
-        return
-    long = [item for item in items if item.path.parent == HERE and item.get_closest_marker("matrix")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,12 @@ def test_reserved_memory_is_nobody_elses(team: Callable[..., Team], release: str
     assert ranks.all("left") == plain.all("left")  # nothing is held beside the workspace
 
 
+def test_a_world_of_one_rank_reserves_nothing(team: Callable[..., Team]) -> None:
+    """Nobody hands it out there: it would take the place twice."""
+    ranks = team(1, simulate="1x64MiB", environ={"FI_SHIM_PREFLIGHT": "reserve"})
+    all_built(ranks.create(hidden_dim=32768))
+
+
 def test_what_was_reserved_is_released_when_another_rank_is_short(team: Callable[..., Team]) -> None:
     ranks = team(2, simulate="2x8GiB;1=4MiB", environ={"FI_SHIM_PREFLIGHT": "reserve"})
     all_declined(ranks.create(), "rank 1")

@@ -21,15 +21,6 @@ FLASHINFER = {  # what each release pins
 }  # fmt: skip
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes many minutes runs where a marker expression names it."""
-    if "matrix" in config.getoption("markexpr"):
-        return
-    long = [item for item in items if item.path.parent == HERE and item.get_closest_marker("matrix")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
-
-
 @pytest.fixture(scope="session")
 def engine_nurseries() -> Iterator[dict[tuple[str, str], Nursery]]:
     """Engines that are loaded already, each with one FlashInfer."""
