@@ -119,12 +119,14 @@ class StoreTransport(Transport):
 
     def _host_answers(self, task: Task[Any]) -> bool:
         """Wait until the store's host can be reached again; False if there is none any more, or nobody waits for it."""
-        while self.address and not task.gave_up:
+        while self.address:
             try:
                 socket.create_connection(self.address, CONNECT_SECONDS).close()
             except ConnectionRefusedError:
                 return False
             except OSError:
+                if task.gave_up:
+                    return False
                 task.rest(RETRY_SECONDS)
             else:
                 return True

@@ -128,11 +128,13 @@ def vote(
         if verdicts[-1].declined:
             break
         verdicts.append(session.round(label, record_of(rank, said)))
+    operations = getattr(transports[name], "performed", 0)
     if keep:
         sessions[name] = session
     else:
         session.close()
-    return {**told(verdicts[-1]), "rounds": len(verdicts), "seconds": time.monotonic() - began, "waited": waited, "pid": os.getpid()}
+    took = {"seconds": time.monotonic() - began, "operations": operations}
+    return {**told(verdicts[-1]), **took, "rounds": len(verdicts), "waited": waited, "pid": os.getpid()}
 
 
 def round_in(name: str, label: str, rank: int, record: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Task(Generic[T]):
         self.done = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
+        self._told = False  # the steps know that the caller has given up
         self._result: T | None = None
         self._error: BaseException | None = None
 
@@ -78,23 +79,32 @@ class Task(Generic[T]):
 
     def run(self, perform: Callable[[Operation, Task[Any]], object]) -> None:
         """Perform the steps; `perform` is asked for what touches the store."""
-        result, error, reply, told = None, None, None, False
+        reply: object = None
         try:
-            while True:
-                if self.gave_up and not told:
-                    told = True
-                    operation = self.steps.throw(GaveUpError())
-                else:
-                    operation = self.steps.send(reply)
-                reply = self._reply(operation, perform)
+            while (operation := self._step(reply)) is not None:
+                try:
+                    reply = self._reply(operation, perform)
+                except SilentError:
+                    if not self.gave_up or self._told:
+                        raise
                 self.performed += 1
-        except StopIteration as stop:
-            result = stop.value
         except BaseException as raised:  # noqa: BLE001  # it is the caller's
-            error = raised
+            self._error = raised
         with self._lock:
-            self._result, self._error = result, error
             self.done.set()
+
+    def _step(self, reply: object) -> Operation | None:
+        """Return the next operation, None after the last. Whoever gives up does so before it or after it: steps that end are not in doubt."""
+        with self._lock:
+            try:
+                if self.gave_up and not self._told:
+                    self._told = True
+                    return self.steps.throw(GaveUpError())
+                return self.steps.send(reply)
+            except StopIteration as stop:
+                self._result = stop.value
+                self.done.set()
+                return None
 
     def _reply(self, operation: Operation, perform: Callable[[Operation, Task[Any]], object]) -> object:
         if isinstance(operation, Clock):
