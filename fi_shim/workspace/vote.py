@@ -131,6 +131,8 @@ def differences(records: Sequence[Record]) -> list[str]:
 
     Who abstains may not know the release's regime or a setting: what it leaves empty is not held against it.
     """
+    if len({_agreed(record) for record in records}) <= 1:
+        return []
     sides: dict[str, dict[str, list[int]]] = {}
     stated = [(record, _must_agree(record)) for record in records]
     for name in dict.fromkeys(name for _, values in stated for name in values):
@@ -153,6 +155,10 @@ def ranks(numbers: Sequence[int]) -> str:
 
 def _one_line(parts: Sequence[str]) -> str:
     return " ".join("; ".join(parts).split())
+
+
+def _agreed(record: Record) -> str:
+    return json.dumps([record.format, record.phase, record.flashinfer, record.regime, *map(dict, (record.request, record.settings))])
 
 
 def _must_agree(record: Record) -> dict[str, str]:
@@ -182,20 +188,22 @@ def _is_text(value: object) -> bool:
 
 
 def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    return isinstance(value, Mapping) and set(map(type, value)) <= {str}
 
 
 def _is_flat(value: object) -> bool:
-    return _is_object(value) and all(item is None or isinstance(item, str | int | float) for item in value.values())  # type: ignore[attr-defined]
+    return _is_object(value) and set(map(type, value.values())) <= _SCALARS  # type: ignore[attr-defined]
 
 
 def _is_count(value: object) -> bool:
     return value is None or _is_int(value)
 
 
+_VOTES: Final = get_args(Vote)
+_SCALARS: Final = {str, int, float, bool, type(None)}
 _FITS: Final = {
     "rank": _is_int,
-    "vote": lambda value: value in get_args(Vote),
+    "vote": lambda value: value in _VOTES,
     **dict.fromkeys(("reason", "phase", "host", "flashinfer", "regime"), _is_text),
     **dict.fromkeys(("request", "settings"), _is_flat),
     **dict.fromkeys(("device", "bytes_needed", "bytes_free"), _is_count),

@@ -309,7 +309,7 @@ def search(world: World, *, ticks: int = 12, most: int = 10**6) -> Found:
 def _is_yes(operation: Any) -> bool:
     if not isinstance(operation, CompareSet) or not operation.key.endswith("/verdict") or operation.value == b"void":
         return False
-    return bool(json.loads(operation.value)["verdict"]["outcome"] != "no")
+    return bool(json.loads(operation.value.partition(b"\n")[2])["outcome"] != "no")
 
 
 def wander(world: World, random: Random, *, walks: int, ticks: int = 25) -> Found:

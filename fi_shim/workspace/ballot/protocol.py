@@ -203,7 +203,8 @@ class Voter:
 
     def _settle(self, verdict: Verdict | None, spare: float = 0.0) -> Steps[Verdict | None]:
         """Write the verdict (None: void) unless there is one. Returns the one there is."""
-        return (yield from self._act_on((yield CompareSet(self._verdict_key, b"", _stored(verdict, spare)))))
+        own = _stored(verdict, spare)
+        return (yield from self._act_on((yield CompareSet(self._verdict_key, b"", own)), own, verdict))
 
     def _read_verdict(self) -> Steps[Verdict | None]:
         found = yield Read((self._verdict_key,))
@@ -212,10 +213,10 @@ class Voter:
         self.undecided = self.incomplete  # and nobody has gone on to the next round since
         return None
 
-    def _act_on(self, stored: bytes) -> Steps[Verdict | None]:
+    def _act_on(self, stored: bytes, own: bytes = b"", proposed: Verdict | None = None) -> Steps[Verdict | None]:
         if stored == _VOID:
             return None
-        verdict, spare = _restored(stored)
+        verdict, spare = _restored(stored, own, proposed)
         now = yield Clock()
         if verdict.outcome == "no" or now < self.undecided + spare:
             self.from_store = True
@@ -276,14 +277,18 @@ def _records(cells: Cells) -> tuple[Record, ...]:
 
 
 def _stored(verdict: Verdict | None, spare: float) -> bytes:
+    """Two lines: the spare seconds, which each rank finds for itself, and the verdict, which all ranks find alike."""
     if verdict is None:
         return _VOID
-    return json.dumps({"verdict": verdict_to_json(verdict), "spare": spare}, allow_nan=False).encode("ascii")
+    return f"{json.dumps(spare, allow_nan=False)}\n{json.dumps(verdict_to_json(verdict), allow_nan=False)}".encode("ascii")
 
 
-def _restored(stored: bytes) -> tuple[Verdict, float]:
+def _restored(stored: bytes, own: bytes, proposed: Verdict | None) -> tuple[Verdict, float]:
+    """`proposed` is what `own` says: a verdict that is the same need not be read."""
+    spare, _, text = stored.partition(b"\n")
     try:
-        value = json.loads(stored)
-        return verdict_from_json(value["verdict"]), float(value["spare"])
+        if proposed is not None and text == own.partition(b"\n")[2]:
+            return proposed, float(spare)
+        return verdict_from_json(json.loads(text)), float(spare)
     except (ValueError, TypeError, KeyError) as error:
         return Verdict("no", f"the verdict in the store is malformed ({error})"), 0.0

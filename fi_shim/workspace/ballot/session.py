@@ -177,7 +177,7 @@ class Session:
         written = self._transport.read_aside(f"{self.voter.attempt}/{self.voter.label}/verdict", limit)
         if written is None:
             return None
-        stored = json.loads(written)["verdict"]
+        stored = json.loads(written.partition(b"\n")[2])
         return Verdict(stored["outcome"], f"{stored['reason']} (a fault of fi_shim on this rank kept it from reading more)")
 
     def _sign(self, name: str, over: threading.Event) -> None:
