@@ -11,7 +11,7 @@ from fi_shim.drift.knowledge import UNREADABLE, at_a_glance
 from fi_shim.launch import arrival
 from fi_shim.launch.early_names import EARLY_NAMES
 from fi_shim.patches.after_creation import AUDITS
-from fi_shim.patches.transacting import DECLINES
+from fi_shim.patches.declining import DECLINES
 from fi_shim.patches.validator import REJECTIONS
 from fi_shim.registry import REGISTRY
 from fi_shim.state.counts import COUNTS

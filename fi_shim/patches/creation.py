@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from fi_shim.patches.declining import bare_decline, silence_destructor
 from fi_shim.patches.definition import Patch
 from fi_shim.patches.outside_graphs import outside_graphs
 from fi_shim.patches.restoring import METHOD, restore_asked
@@ -33,11 +35,18 @@ def make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Ca
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not switch.on or getattr(_building, "yes", False):
             return original(*args, **kwargs)
-        _building.yes = True
+        _building.yes, built = True, None
         try:
-            return transact(kind, original, args, kwargs, settings)
+            built, error = transact(kind, original, args, kwargs, settings)
+        except Exception as fault:  # noqa: BLE001  # ours, and the peers cannot know: building alone would hang
+            error = bare_decline(kind, fault)
+            with contextlib.suppress(Exception):  # noise only
+                silence_destructor(kind, args)
         finally:
             _building.yes = False
+        if error is not None:
+            raise error
+        return built
 
     return outside_graphs(guarded)
 
@@ -48,10 +57,16 @@ def _make_restore_guard(backend: str, original: Callable[..., Any], context: Con
 
     @functools.wraps(original, updated=())
     def guarded(self: Any, comm_backend: Any) -> Any:
-        known = restore_asked(backend, self, comm_backend) if switch.on else None
-        if known is None:
-            return original(self, comm_backend)
-        return transact("restore", original, (self, comm_backend), {}, settings, known)
+        known, restored, error = None, None, None
+        try:
+            known = restore_asked(backend, self, comm_backend) if switch.on else None
+            if known is not None:
+                restored, error = transact("restore", original, (self, comm_backend), {}, settings, known)
+        except Exception as fault:  # noqa: BLE001  # the same
+            error = bare_decline("restore", fault)
+        if error is not None:
+            raise error
+        return original(self, comm_backend) if known is None else restored
 
     return outside_graphs(guarded)
 

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fi_shim import log
+from fi_shim.patches.replaced_names import WINDOW
 from fi_shim.patches.restoring import memories_of
 from fi_shim.patches.undoing import undo
 from fi_shim.seams.building import Building
-from fi_shim.seams.collectives import DistStandIn, guarded_backend
-from fi_shim.seams.driver_calls import DriverStandIn, RuntimeStandIn
-from fi_shim.seams.sockets import OsStandIn, SocketModuleStandIn
-from fi_shim.seams.symmetric_memory import SymmetricMemoryStandIn
-from fi_shim.seams.window import Window, building, current
+from fi_shim.seams.collectives import guarded_backend
+from fi_shim.seams.window import building
 from fi_shim.workspace.ballot.gathering import BUILDING, Gathering, StoppedError
 from fi_shim.workspace.store import transport_of
 from fi_shim.workspace.transaction import Preparation, commit, without
@@ -59,6 +58,7 @@ class GuardedBuild:
         self._objection = objection
         self.verdict = Verdict("no", "not built yet")
         self._decided = False
+        self._built: Any = None
         self.refusal: Exception | None = None
         """FlashInfer refuses the arguments, on all ranks: its own exception, one of USE."""
 
@@ -68,33 +68,42 @@ class GuardedBuild:
         Returns:
             What it returned; None where `verdict` is a no and all is given back.
         """
-        kind, build = self._asked.kind, self._build
         try:
-            with WINDOW.opened(), building(build):
-                built, error = self._run(original, args, kwargs)
-                its_own = error is not None and not _passed_through_us(error)
-                workspace = built if kind == "legacy" else args[0]
-                failure = self._failure(workspace, error)
-                lost = error.failure if isinstance(error, StoppedError) and error.failure.lost else None
-                self.verdict = commit(self._prepared, failure) if lost is None else without(self._prepared, lost.rank, str(lost))
-                self._decided = True
-                if self.verdict.declined:
-                    del built
-                    with contextlib.suppress(Exception):  # declined it is, also where something cannot be given back
-                        undo(build, kind, workspace, error)
-                    if its_own and error is not None and self._is_refusal(error):
-                        self.refusal = error.with_traceback(None)
-                    return None
-                with contextlib.suppress(Exception):  # the others keep theirs
-                    self._keep(workspace)
-                    build.gathering.tidy()
-                return built
-        except BaseException as interrupt:
-            self._interrupted(interrupt, args)
-            raise
+            with WINDOW.opened(), building(self._build):
+                self._make_together(original, args, kwargs)
+        except BaseException as error:
+            if not self._decided or not isinstance(error, Exception):
+                self._interrupted(error, args)
+                raise
+            _say_not_tidied(error)  # what is decided holds on all ranks
         finally:
-            self._prepared.drop_reserve()
-            build.end()
+            for tidy in (self._prepared.drop_reserve, self._build.end):
+                try:
+                    tidy()
+                except Exception as error:  # noqa: BLE001  # the same
+                    _say_not_tidied(error)
+        built, self._built = self._built, None
+        return built
+
+    def _make_together(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kind, build = self._asked.kind, self._build
+        built, error = self._run(original, args, kwargs)
+        its_own = error is not None and not _passed_through_us(error)
+        workspace = built if kind == "legacy" else args[0]
+        failure = self._failure(workspace, error)
+        lost = error.failure if isinstance(error, StoppedError) and error.failure.lost else None
+        self.verdict = commit(self._prepared, failure) if lost is None else without(self._prepared, lost.rank, str(lost))
+        self._decided = True
+        if not self.verdict.declined:
+            self._built = built
+            self._keep(workspace)
+            build.gathering.tidy()
+            return
+        del built
+        with contextlib.suppress(Exception):  # declined it is, also where something cannot be given back
+            undo(build, kind, workspace, error)
+        if its_own and error is not None and self._is_refusal(error):
+            self.refusal = error.with_traceback(None)
 
     def _run(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Exception | None]:
         assert self._prepared.session is not None
@@ -195,46 +204,10 @@ def _passed_through_us(error: BaseException) -> bool:
     return False
 
 
+def _say_not_tidied(error: Exception) -> None:
+    with contextlib.suppress(Exception):
+        log.event("warning", "not_given_back", what=f"after a build: {type(error).__name__}: {error}")
+
+
 def _mnnvl() -> Any:
     return sys.modules["flashinfer.comm.mnnvl"]
-
-
-def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
-        if (build := current()) is not None:
-            build.memories.append(self)
-        original(self, *args, **kwargs)
-
-    return remembered
-
-
-def _replacements() -> dict[tuple[Any, str], Callable[[Any], Any]]:
-    comm = "flashinfer.comm."
-    cutedsl = comm + "mnnvl_cutedsl"
-    found: dict[tuple[Any, str], Callable[[Any], Any]] = {}
-    for name, attribute, make in (
-        ("mnnvl", "cuda", DriverStandIn),
-        ("mnnvl", "socket", SocketModuleStandIn),
-        ("mnnvl", "os", OsStandIn),
-        ("fd_exchange", "socket", SocketModuleStandIn),
-        ("fd_exchange", "os", OsStandIn),
-        ("cuda_ipc", "cudart", RuntimeStandIn),
-        ("cuda_ipc", "dist", DistStandIn),
-        ("trtllm_ar", "cudart", RuntimeStandIn),
-        ("trtllm_ar", "dist", DistStandIn),
-    ):
-        if (module := sys.modules.get(comm + name)) is not None:
-            found[module, attribute] = make
-    symmetric: Any = sys.modules.get(comm + "torch_symmetric_memory")
-    if symmetric is not None:
-        for owner in filter(None, (symmetric, sys.modules.get(comm + "mnnvl_cutedsl.symmetric_buffer"))):
-            found[owner, "symm_mem"] = lambda module: SymmetricMemoryStandIn(module, symmetric._enable_symm_mem_for_group)  # noqa: SLF001
-    for name in [name for name in sys.modules if name.startswith(cutedsl)] if cutedsl in sys.modules else ():
-        if hasattr(sys.modules[name], "dist"):
-            found[sys.modules[name], "dist"] = DistStandIn
-    found[_mnnvl().SymmDeviceMemory, "__init__"] = _remembering
-    return found
-
-
-WINDOW: Final = Window(_replacements)

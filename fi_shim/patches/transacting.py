@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from fi_shim import log
 from fi_shim.engines.sglang_forward import no_decline_here
 from fi_shim.patches import voting
 from fi_shim.patches.after_creation import Audit
 from fi_shim.patches.asked import read_arguments
+from fi_shim.patches.declining import bare_decline, decline, silence_destructor
 from fi_shim.seams import devices
 from fi_shim.seams.groups import NoElectorateError, find_electorate
 from fi_shim.state.counts import COUNTS
-from fi_shim.workspace.decline import WorkspaceDeclined
 from fi_shim.workspace.vote import Record, Verdict, decide
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from fi_shim.workspace.sizes import AllocationPlan
     from fi_shim.workspace.transaction import Preparation
 
-KEPT_DECLINES: Final = 16
-
-DECLINES: Final[list[dict[str, Any]]] = []
-"""The last declined requests of this process, for `status()`."""
-
 
 def transact(
     kind: Kind,
@@ -42,8 +37,8 @@ def transact(
     kwargs: dict[str, Any],
     settings: Settings,
     known: tuple[Asked, AllocationPlan] | None = None,
-) -> Any:
-    """Call FlashInfer's own `original`, if all ranks agree, and give back what it returns.
+) -> tuple[Any, Exception | None]:
+    """Call FlashInfer's own `original`, if all ranks agree. What this raises itself is a fault of ours.
 
     Args:
         kind: which entry it is.
@@ -53,34 +48,32 @@ def transact(
         settings: in force.
         known: what is asked for and what that allocates, where it cannot be read off the arguments.
 
-    Raises:
-        WorkspaceDeclined: on all ranks; nothing of the attempt is left.
-        Exception: FlashInfer's own, as without us.
+    Returns:
+        What FlashInfer returned; and what to raise instead: WorkspaceDeclined on all ranks, with nothing of the attempt left, or FlashInfer's own.
     """
-    decision, error = Decision(), None
+    decision = Decision()
     try:
         _vote_on(decision, kind, original, args, kwargs, settings, known)
     except Exception as fault:  # noqa: BLE001  # peers cannot know: building alone would hang
-        decision.declined = _bare_decline(kind, fault)
+        decision.declined = bare_decline(kind, fault)
     except BaseException:
-        _silence_destructor(kind, args)
+        silence_destructor(kind, args)
         raise
-    built = None
-    if decision.declined is None and decision.build is not None:
-        built, error = _built_together(decision, original, args, kwargs)
-    if decision.declined is not None:
-        error = decision.declined
-        _silence_destructor(kind, args)
-    if error is not None:
-        decision.build = None
-        raise error from None
-    return built if decision.build is not None else _built_alone(decision, kind, original, args, kwargs)
-
-
-def _silence_destructor(kind: Kind, args: tuple[Any, ...]) -> None:
-    """The destructor of what was never built would complain."""
-    if kind in {"trtllm", "mnnvl", "cutedsl"}:
-        args[0]._destroyed = True  # noqa: SLF001
+    built, error = None, decision.declined
+    if error is None and decision.build is not None:
+        try:
+            built, error = _built_together(decision, original, args, kwargs)
+        except Exception as fault:  # noqa: BLE001  # ours; the others hear of it now, if they have not
+            error = decision.declined = bare_decline(kind, fault)
+            if decision.prepared is not None:
+                decision.prepared.give_up(f"fi_shim failed on this rank: {type(fault).__name__}: {fault}")
+    elif error is None:
+        built, error = _built_alone(decision, kind, original, args, kwargs)
+    if error is not None and error is decision.declined:
+        with contextlib.suppress(Exception):  # noise only
+            silence_destructor(kind, args)
+    decision.build = None
+    return built, error
 
 
 @dataclass
@@ -96,6 +89,11 @@ class Decision:
     again: bool = False
     """Declined before, and remembered: engines ask for every layer."""
     audit: Audit | None = None
+
+    def decline(self, verdict: Verdict) -> Exception:
+        """What to raise where the verdict is a no."""
+        rank = self.electorate.rank if self.electorate is not None else None
+        return decline(self.kind, self.what, verdict, rank, voted=self.prepared is not None, again=self.again)
 
 
 def _vote_on(
@@ -129,7 +127,7 @@ def _vote_on(
     except Exception as error:  # noqa: BLE001  # peers hear nothing from us and give up: building alone would hang
         verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
     if verdict.outcome == "no":
-        decision.declined = _declined(decision, verdict)
+        decision.declined = decision.decline(verdict)
         return
     assert decision.prepared is not None
     with contextlib.suppress(Exception):  # the peers build now, and so must this rank, whatever happens to its log or its audit
@@ -181,19 +179,15 @@ def _remember(decision: Decision, verdict: Verdict) -> None:
 def _built_together(
     decision: Decision, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Exception | None]:
-    """What FlashInfer built, or its own refusal; `decision.declined` where no rank keeps anything."""
+    """What FlashInfer built, or its own refusal, or the decline where no rank keeps anything."""
     assert decision.build is not None
-    try:
-        built = decision.build.make(original, args, kwargs)
-    except Exception as fault:  # noqa: BLE001  # ours; the others have heard of it, or miss this rank
-        decision.declined = _bare_decline(decision.kind, fault)
-        return None, None
+    built = decision.build.make(original, args, kwargs)
     if decision.build.refusal is not None:
         return None, decision.build.refusal
     if decision.build.verdict.declined:
         _remember(decision, decision.build.verdict)
-        decision.declined = _declined(decision, decision.build.verdict)
-    return built, None
+        decision.declined = decision.decline(decision.build.verdict)
+    return built, decision.declined
 
 
 def _objection(decision: Decision, built: Any, build: Building, *, strict: bool) -> str:
@@ -206,29 +200,28 @@ def _objection(decision: Decision, built: Any, build: Building, *, strict: bool)
     return f"allocated otherwise than planned: {difference}" if difference and strict else ""
 
 
-def _built_alone(decision: Decision, kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _built_alone(
+    decision: Decision, kind: Kind, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Exception | None]:
     """FlashInfer builds as it would; an audit, if there is one, follows."""
     audit = decision.audit
     try:
         built = original(*args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # FlashInfer's own; the caller gets it
         if audit is not None and decision.electorate is not None and decision.electorate.group is not None:
             with contextlib.suppress(Exception):  # without a store, the peers are in FlashInfer's own allgather, not in a vote
                 audit.failed(error)
-        raise
-    refused = None
+        return None, error
     if audit is not None:
         with contextlib.suppress(Exception):  # an audit that fails finds nothing; what was built stands
-            refused = _audited(decision, audit, built if kind == "legacy" else args[0])
-    if refused is not None:
-        raise refused
-    return built
+            return built, _audited(decision, audit, built if kind == "legacy" else args[0])
+    return built, None
 
 
 def _audited(decision: Decision, audit: Audit, workspace: Any) -> Exception | None:
     """Compare what was built with its plan; what to raise where all ranks gave it back."""
     verdict = audit.after(workspace)
-    return None if verdict is None else _declined(decision, verdict)
+    return None if verdict is None else decision.decline(verdict)
 
 
 def _stands_aside() -> bool:
@@ -253,39 +246,3 @@ def _audit_vote(electorate: Electorate, settings: Settings) -> Callable[[Record]
             return session.verdict
 
     return vote
-
-
-def _declined(decision: Decision, verdict: Verdict) -> Exception:
-    """The exception, told once (by the group's first rank that is there) and kept for `status()`."""
-    try:
-        if decision.again:
-            log.event("debug", "declined", what=decision.what, reason=f"as before: {verdict.reason}")
-            COUNTS.declined(verdict, voted=False, again=True)
-            return WorkspaceDeclined(decision.what, verdict)
-        error = _told(decision.what, verdict, decision.electorate.rank if decision.electorate else None)
-        COUNTS.declined(verdict, voted=decision.prepared is not None)
-        return error
-    except Exception as error:  # noqa: BLE001  # declined it is, also where that cannot be told well
-        return _bare_decline(decision.kind, error)
-
-
-def _told(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:
-    error = WorkspaceDeclined(what, verdict)
-    records = [{"rank": r.rank, "host": r.host, "vote": r.vote, "reason": r.reason} for r in verdict.records]
-    DECLINES.append({"what": what, "reason": verdict.reason, "missing": list(verdict.missing), "records": records})
-    del DECLINES[:-KEPT_DECLINES]
-    present = [r.rank for r in verdict.records if r.vote != "absent"]
-    speaks = rank is None or not present or rank == present[0]
-    log.event("error" if speaks else "debug", "declined", what=what, reason=verdict.reason)
-    return error
-
-
-def _bare_decline(kind: str, error: Exception) -> WorkspaceDeclined:
-    """A decline that needs nothing of ours to work."""
-    text = f"fi_shim: declined the FlashInfer {kind} workspace: fi_shim failed on this rank: {type(error).__name__}: {error}"
-    declined = WorkspaceDeclined.__new__(WorkspaceDeclined, text)
-    declined.verdict, declined.what = Verdict.__new__(Verdict), f"{kind} workspace"
-    vars(declined.verdict).update(outcome="no", reason=text, records=(), missing=())
-    with contextlib.suppress(Exception):
-        COUNTS.declined(None)
-    return declined
