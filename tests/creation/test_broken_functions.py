@@ -84,6 +84,7 @@ class Laboratory:
         """What is still wrong when the function is mended, at the second attempt at the latest; or an empty text."""
         told: list[str] = []
         for _ in range(2):
+            self.ranks.all("reset")  # a decline is remembered, also one for a limit as short as here
             futures = self.ranks.start("create")
             if wait(futures, timeout=END_SECONDS).not_done:
                 told.append("a rank does not come back")
