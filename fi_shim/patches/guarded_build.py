@@ -195,10 +195,11 @@ class GuardedBuild:
 
 
 def _passed_through_us(error: BaseException) -> bool:
-    """Whether what FlashInfer raised came from below a stand-in: then it may be a fault of ours, or of a call."""
+    """Whether what FlashInfer raised came from below a stand-in, or from what it builds upon: then it may be a fault of ours, or of a call."""
     frame = error.__traceback__
     while frame is not None:
-        if Path(frame.tb_frame.f_code.co_filename).parent.is_relative_to(_PACKAGE / "seams"):
+        folder = Path(frame.tb_frame.f_code.co_filename).parent
+        if any(folder.is_relative_to(_PACKAGE / ours) for ours in ("seams", "workspace")):
             return True
         frame = frame.tb_next
     return False

@@ -452,10 +452,10 @@ def fake_fabric(*, supported: bool) -> None:
 
 
 def break_function(name: str) -> None:
-    """Let a function of fi_shim raise, whoever holds a reference to it. `name` is module:qualified name."""
+    """Let a function of fi_shim raise, as from its own file, whoever holds a reference to it. `name` is module:qualified name."""
     function = _function(name)
-    hidden.setdefault(name, function.__code__)
-    function.__code__ = _broken.__code__.replace(co_freevars=function.__code__.co_freevars)
+    code = hidden.setdefault(name, function.__code__)
+    function.__code__ = _broken.__code__.replace(co_freevars=code.co_freevars, co_filename=code.co_filename)
 
 
 def mend_functions() -> None:
