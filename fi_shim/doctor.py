@@ -177,4 +177,4 @@ def _location() -> str:
 
 
 def _why_off(report: dict[str, Any]) -> str:
-    return "switched off by FI_SHIM=0" if report["settings"]["enabled"]["value"] is False else "not active"
+    return "switched off by FI_SHIM" if report["settings"]["enabled"]["value"] is False else "not active"
