@@ -13,7 +13,7 @@ from typing import Any, Final
 from tabulate import tabulate
 
 from fi_shim import activation, registry
-from fi_shim.compatibility import CompatibilityError
+from fi_shim.compatibility import CompatibilityError, check_overlay
 from fi_shim.drift import knowledge
 from fi_shim.installed_engines import Engine, installed_engines
 from fi_shim.launch import children as launch_children
@@ -47,9 +47,9 @@ def examine(*, children: bool = False) -> dict[str, Any]:
     elif torch_problem is None:
         flashinfer_problem = _import_problem("flashinfer.comm")
     drift_problem = _drift_problem()
+    told = [problem for problem in (torch_problem, flashinfer_problem, drift_problem, *check_overlay()) if problem]
     state = status()
     engines = installed_engines(state["flashinfer"])
-    told = [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem]
     seen = launch_children.look() if children else []
     wanted = state["active"] or state["settings"]["enabled"]["value"] is True
     return {

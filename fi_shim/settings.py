@@ -31,7 +31,7 @@ class Settings:
     vote_timeout: float = ARRIVAL_LIMIT_S
     """FI_SHIM_VOTE_TIMEOUT: seconds to wait for all ranks to arrive."""
     compat: str | None = None
-    """FI_SHIM_COMPAT: folder with tables that are read after the packaged ones."""
+    """FI_SHIM_COMPAT: folder with tables that count before the packaged ones."""
     log: str = "info"
     """FI_SHIM_LOG: debug, info, warning or error."""
     state_dir: str | None = None
