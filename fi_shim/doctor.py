@@ -47,7 +47,7 @@ def examine(*, children: bool = False) -> dict[str, Any]:
     elif torch_problem is None:
         flashinfer_problem = _import_problem("flashinfer.comm")
     drift_problem = _drift_problem()
-    told = [problem for problem in (torch_problem, flashinfer_problem, drift_problem, *check_overlay()) if problem]
+    told = [problem for problem in (torch_problem, flashinfer_problem, drift_problem, *check_overlay(), _not_simulated()) if problem]
     state = status()
     engines = installed_engines(state["flashinfer"])
     seen = launch_children.look() if children else []
@@ -90,6 +90,12 @@ def _drift_problem() -> str | None:
     except CompatibilityError as error:
         return str(error)
     return known.detail if known.state in {knowledge.UNKNOWN, knowledge.DERIVED_SIZES} else None
+
+
+def _not_simulated() -> str | None:
+    """Why there are no simulated devices although they were asked for."""
+    simulation = sys.modules.get("fi_shim.testing.simulation")  # imported where they were
+    return f"nothing is simulated: {why}" if simulation is not None and (why := simulation.why_not()) else None
 
 
 def _device_facts() -> dict[str, Any]:
