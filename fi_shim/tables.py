@@ -1,4 +1,4 @@
-"""Where the tables are: in the overlay folder that FI_SHIM_COMPAT names, then in the package. What of an overlay cannot be used is passed over.
+"""Where the tables are: in the overlay that FI_SHIM_COMPAT names, then in the package. What of an overlay cannot be used is passed over.
 
 An overlay comes from outside, as from a ConfigMap: a slip in it must not cost more than the overlay. The packaged table holds then, as if
 the variable were unset, one line says so, and so do `status()` and `fi-shim doctor`.
