@@ -9,6 +9,8 @@ import os
 import sys
 from typing import Any, Final
 
+ON: Final = ("1", "true", "on", "yes")  # as in fi_shim/settings.py
+OFF: Final = ("0", "false", "off", "no")
 _ASKED: Final[set[str]] = set()
 """Which engines have called in this process: engines call again, and what `deactivate()` did in between stands."""
 
@@ -25,12 +27,12 @@ def sglang() -> None:
 
 def _activate(engine: str) -> None:
     try:
-        switch = os.environ.get("FI_SHIM", "").strip()
-        if engine in _ASKED or switch == "0":
+        switch = os.environ.get("FI_SHIM", "").strip().lower()
+        if engine in _ASKED or switch in OFF:
             return
         first = not _ASKED
         _ASKED.add(engine)
-        if switch == "1":
+        if switch in ON:
             _import(engine)
         elif first and "fi_shim" not in sys.modules:
             _say("info", "installed", note="installed, not active; set FI_SHIM=1")

@@ -182,7 +182,7 @@ def record(*, output: Path | None, source: Path | None, version: str | None) -> 
     from fi_shim.drift import dry_run, identity
     from fi_shim.drift import record as recording
 
-    overlay = os.environ.get("FI_SHIM_COMPAT")
+    overlay = os.environ.get("FI_SHIM_COMPAT", "").strip()
     folder = output or (Path(overlay) if overlay else folders("")[-1])
     try:
         root = source or identity.installed_root()

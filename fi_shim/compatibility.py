@@ -1,30 +1,31 @@
 """What each FlashInfer release does: the tables under `compat/`, read late and checked when read.
 
 A wheel carries them as `fi_shim/_compat`; an editable install reads the checkout's. `FI_SHIM_COMPAT` names an overlay folder of the
-same layout whose files replace or add to the packaged ones.
+same layout whose files replace or add to the packaged ones; what of it cannot be used is passed over.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import functools
-import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fi_shim.tables import KINDS, CompatibilityError, folders, locate, pass_over, passed_over, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from packaging.version import Version
 
+__all__ = [
+    "CompatibilityError", "Release", "UnknownReleaseError", "check_overlay", "find_release", "folders", "known_releases",
+    "load_patch_functions", "load_release", "passed_over", "release_path",
+]  # fmt: skip
+
 REFUSED = "refused"  # a backend that the release does not build in that mode
 _RULES = ("handle_type", "device", "legacy_creator")  # without them nothing can be probed
-
-
-class CompatibilityError(ValueError):
-    """A compat table is missing, cannot be read or does not say what it must; the text names the file."""
 
 
 class UnknownReleaseError(ValueError):
@@ -62,34 +63,35 @@ class Release:
         return name
 
 
-def folders(overlay: str | None = None) -> tuple[Path, ...]:
-    """Where the tables are read from, first match wins: the overlay (default: FI_SHIM_COMPAT), then the packaged tables.
-
-    CompatibilityError if the overlay is no folder.
-    """
-    packaged = Path(__file__).with_name("_compat")
-    if not packaged.is_dir():
-        packaged = Path(__file__).parent.parent / "compat"
-    overlay = os.environ.get("FI_SHIM_COMPAT") if overlay is None else overlay
-    if overlay and not Path(overlay).is_dir():
-        raise CompatibilityError(f"{overlay}: FI_SHIM_COMPAT is not a folder")
-    return (Path(overlay), packaged) if overlay else (packaged,)
-
-
 def known_releases() -> tuple[str, ...]:
-    """All releases with a table, oldest first."""
+    """All releases with a table that can be used, oldest first."""
     from packaging.version import InvalidVersion, Version
 
+    *overlays, packaged = folders()
     versions: dict[Version, str] = {}
-    for folder in folders():
+    for folder in (*overlays, packaged):
         for path in (folder / "releases").glob("*.toml"):
             try:
-                versions.setdefault(Version(path.stem), path.stem)
+                version = Version(path.stem)
             except InvalidVersion as error:
-                raise CompatibilityError(f"{path}: the file's name is not a version") from error
+                wrong = CompatibilityError(f"{path}: the file's name is not a version")
+                if folder == packaged:
+                    raise wrong from error
+                pass_over(path, wrong)
+                continue
+            if folder == packaged or (packaged / "releases" / path.name).is_file() or _is_usable(path.stem):
+                versions.setdefault(version, path.stem)
     if not versions:
-        raise CompatibilityError(f"{' and '.join(map(str, folders()))}: no release tables there")
+        raise CompatibilityError(f"{packaged}: no release tables there")
     return tuple(versions[version] for version in sorted(versions))
+
+
+def _is_usable(name: str) -> bool:
+    try:
+        release_path(name)
+    except CompatibilityError:
+        return False
+    return True
 
 
 def find_release(version: str) -> Release:
@@ -121,9 +123,29 @@ def _nearest(text: str, wanted: Version | None, known: tuple[str, ...]) -> list[
     return below[-1:] + above[:1]
 
 
+def release_path(name: str) -> Path:
+    """The file that `load_release` reads. CompatibilityError if there is none."""
+    return locate("releases", name, _overlay_release)
+
+
 def load_release(name: str) -> Release:
     """Read `releases/<name>.toml`. CompatibilityError if it is missing or wrong."""
-    path = _locate("releases", name)
+    return _release(release_path(name))
+
+
+def _overlay_release(path: Path) -> None:
+    """All that a release needs, before it takes the place of a packaged one. CompatibilityError names what is wrong."""
+    from fi_shim.workspace.sizes import load_regime  # which is built upon this module
+
+    release = _release(path)
+    for regime in {*release.regimes.values(), *release.confidential.values(), release.rules["legacy_creator"]} - {REFUSED}:
+        try:
+            load_regime(regime)
+        except CompatibilityError as error:
+            raise CompatibilityError(f"{path}: regime {regime!r}: {error}") from None
+
+
+def _release(path: Path) -> Release:
     table = read_table(path)
     try:
         release = Release(
@@ -138,48 +160,34 @@ def load_release(name: str) -> Release:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise CompatibilityError(f"{path}: {_complaint(error)}") from None
-    if release.version != name:
-        raise CompatibilityError(f"{path}: says version {release.version!r}, its name says {name!r}")
+    if release.version != path.stem:
+        raise CompatibilityError(f"{path}: says version {release.version!r}, its name says {path.stem!r}")
     return release
 
 
-def load_regime_table(name: str) -> tuple[Path, dict[str, Any]]:
-    """The raw table of a regime and the file it came from."""
-    path = _locate("regimes", name)
-    return path, read_table(path)
+def load_patch_functions(name: str) -> dict[str, tuple[str, ...]]:
+    """Of `patches/<name>.toml`, the code that a patch was written against: qualified name -> fingerprints. CompatibilityError."""
+    return _patch_functions(locate("patches", name, _patch_functions))
 
 
-def load_patch_table(name: str) -> dict[str, Any]:
-    """The table `patches/<name>.toml`: the code that a patch was written against."""
-    return read_table(_locate("patches", name))
-
-
-def _locate(kind: str, name: str) -> Path:
-    for folder in folders():
-        path = folder / kind / f"{name}.toml"
-        if path.is_file():
-            return path
-    raise CompatibilityError(f"{folders()[-1] / kind / name}.toml: no such table")
-
-
-@functools.lru_cache(maxsize=256)
-def _parsed(path: Path, _changed_ns: int) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    with path.open("rb") as file:
-        table: dict[str, Any] = tomllib.load(file)
-        return table
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    """Parse one TOML file; CompatibilityError with the file's name if that fails."""
+def _patch_functions(path: Path) -> dict[str, tuple[str, ...]]:
     try:
-        return _parsed(path, path.stat().st_mtime_ns)
-    except (OSError, ValueError) as error:  # a TOMLDecodeError and a UnicodeDecodeError are ValueErrors
-        raise CompatibilityError(f"{path}: {error}") from error
+        return {key: tuple(map(_text, digests)) for key, digests in read_table(path)["functions"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CompatibilityError(f"{path}: {_complaint(error)}") from None
+
+
+def check_overlay() -> tuple[str, ...]:
+    """Look at all that the overlay in force has. Returns what of it cannot be used, one sentence each."""
+    from fi_shim.workspace.sizes import load_regime
+
+    loads = {"releases": load_release, "regimes": load_regime, "patches": load_patch_functions}
+    for path in sorted(path for folder in folders()[:-1] for kind in KINDS for path in (folder / kind).glob("*.toml")):
+        with contextlib.suppress(CompatibilityError):
+            loads[path.parent.name](path.stem)
+    with contextlib.suppress(CompatibilityError):
+        known_releases()
+    return passed_over()
 
 
 def _text(value: object) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from tabulate import tabulate
 
 from fi_shim import activation, registry
-from fi_shim.compatibility import CompatibilityError
+from fi_shim.compatibility import CompatibilityError, check_overlay
 from fi_shim.drift import knowledge
 from fi_shim.installed_engines import Engine, installed_engines
 from fi_shim.launch import children as launch_children
@@ -47,9 +47,9 @@ def examine(*, children: bool = False) -> dict[str, Any]:
     elif torch_problem is None:
         flashinfer_problem = _import_problem("flashinfer.comm")
     drift_problem = _drift_problem()
+    told = [problem for problem in (torch_problem, flashinfer_problem, drift_problem, *check_overlay(), _not_simulated()) if problem]
     state = status()
     engines = installed_engines(state["flashinfer"])
-    told = [problem for problem in (torch_problem, flashinfer_problem, drift_problem) if problem]
     seen = launch_children.look() if children else []
     wanted = state["active"] or state["settings"]["enabled"]["value"] is True
     return {
@@ -90,6 +90,12 @@ def _drift_problem() -> str | None:
     except CompatibilityError as error:
         return str(error)
     return known.detail if known.state in {knowledge.UNKNOWN, knowledge.DERIVED_SIZES} else None
+
+
+def _not_simulated() -> str | None:
+    """Why there are no simulated devices although they were asked for."""
+    simulation = sys.modules.get("fi_shim.testing.simulation")  # imported where they were
+    return f"nothing is simulated: {why}" if simulation is not None and (why := simulation.why_not()) else None
 
 
 def _device_facts() -> dict[str, Any]:
@@ -177,4 +183,4 @@ def _location() -> str:
 
 
 def _why_off(report: dict[str, Any]) -> str:
-    return "switched off by FI_SHIM=0" if report["settings"]["enabled"]["value"] is False else "not active"
+    return "switched off by FI_SHIM" if report["settings"]["enabled"]["value"] is False else "not active"

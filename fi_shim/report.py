@@ -6,7 +6,7 @@ from typing import Any
 
 from fi_shim import activation
 from fi_shim import settings as settings_module
-from fi_shim.compatibility import CompatibilityError, UnknownReleaseError
+from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, passed_over
 from fi_shim.drift.knowledge import UNREADABLE, at_a_glance
 from fi_shim.launch import arrival
 from fi_shim.launch.early_names import EARLY_NAMES
@@ -28,7 +28,8 @@ def status() -> dict[str, Any]:
         patches: name -> state, reason, modules, targets, why.
         settings: name -> value, source (a variable, "default" or "activate()").
         suppressed: rejections answered from cached limits (count).
-        drift: what is known of differences between the tables and this FlashInfer: state, detail, changes (functions), audits.
+        drift: what is known of differences between the tables and this FlashInfer: state, detail, changes (functions), audits;
+            passed_over: what of FI_SHIM_COMPAT could not be used, one sentence each, where there is such.
         declines: verdicts that declined a workspace.
         counts: what happened since this process started: declines by reason, abstains, rejections, drift_events, votes.
         process: host, pid, rank, start_time and what else tells whether it still runs.
@@ -45,7 +46,7 @@ def status() -> dict[str, Any]:
         "patches": REGISTRY.as_dict(),
         "settings": (in_force or settings_module.read()).as_dict(),
         "suppressed": {"rejections": REJECTIONS.total},
-        "drift": {**drift, "audits": list(AUDITS)},
+        "drift": {**drift, "audits": list(AUDITS), **({"passed_over": list(unused)} if (unused := passed_over()) else {})},
         "declines": list(DECLINES),
         "counts": COUNTS.as_dict(),
         "process": this_process(),

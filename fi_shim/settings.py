@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 ARRIVAL_LIMIT_S: Final = 300.0  # below the usual 600 s watchdog, above the skew of weight loading
 LONGEST_S: Final = 7 * 24 * 3600.0
+ON: Final = frozenset({"1", "true", "on", "yes"})
+OFF: Final = frozenset({"0", "false", "off", "no"})
+"""What switches say, in any case; fi_shim_plugin.py and launch/site/sitecustomize.py, which must not import this, repeat them."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Settings:
     """What the environment asks for. `sources` maps a field to the variable it came from; a field not in it has its default."""
 
     enabled: bool | None = None
-    """FI_SHIM: None when unset (`import fi_shim` activates, plugins do not), True for 1, False for 0."""
+    """FI_SHIM: None when unset (`import fi_shim` activates, plugins do not), True for a word of ON, False for one of OFF."""
     disable: frozenset[str] = frozenset()
     """FI_SHIM_DISABLE: names of patches to leave out."""
     preflight: str = "probe"
@@ -28,7 +31,7 @@ class Settings:
     vote_timeout: float = ARRIVAL_LIMIT_S
     """FI_SHIM_VOTE_TIMEOUT: seconds to wait for all ranks to arrive."""
     compat: str | None = None
-    """FI_SHIM_COMPAT: folder with tables that are read after the packaged ones."""
+    """FI_SHIM_COMPAT: folder with tables that count before the packaged ones."""
     log: str = "info"
     """FI_SHIM_LOG: debug, info, warning or error."""
     state_dir: str | None = None
@@ -49,8 +52,15 @@ class Settings:
         return shown
 
 
+def switched_off(environ: Mapping[str, str]) -> bool:
+    """Whether FI_SHIM says that nothing shall be patched."""
+    return environ.get("FI_SHIM", "").strip().lower() in OFF
+
+
 def _switch(text: str) -> bool:
-    return {"0": False, "1": True}[text]
+    if text.lower() not in ON | OFF:
+        raise ValueError
+    return text.lower() in ON
 
 
 def _names(text: str) -> frozenset[str]:
@@ -75,7 +85,7 @@ def _seconds(text: str) -> float:
 
 # variable -> (field, reader, what is understood)
 _VARIABLES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
-    "FI_SHIM": ("enabled", _switch, "0 or 1"),
+    "FI_SHIM": ("enabled", _switch, "1, true, on or yes; 0, false, off or no"),
     "FI_SHIM_DISABLE": ("disable", _names, "names of patches, separated by commas"),
     "FI_SHIM_PREFLIGHT": ("preflight", _one_of("probe", "reserve", "off"), "probe, reserve or off"),
     "FI_SHIM_ON_DRIFT": ("on_drift", _one_of("warn", "strict", "ignore"), "warn, strict or ignore"),
@@ -99,6 +109,6 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         try:
             values[name] = reader(text)
             sources[name] = variable
-        except (KeyError, ValueError):
+        except ValueError:
             problems.append(f"{variable}={text!r} is not understood (expected {understood}); the default holds")
     return Settings(**values, sources=sources, problems=tuple(problems))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fi_shim.settings import ARRIVAL_LIMIT_S, Settings, read
+from fi_shim.settings import ARRIVAL_LIMIT_S, Settings, read, switched_off
 
 
 def test_defaults_hold_where_nothing_is_set() -> None:
@@ -30,10 +30,22 @@ def test_each_variable_is_read_and_its_source_named() -> None:
     assert settings.problems == ()
 
 
+@pytest.mark.parametrize(("words", "enabled"), [("1 true True on ON yes Yes", True), ("0 false FALSE off Off no NO", False)])
+def test_switches_take_the_usual_words(words: str, enabled: bool) -> None:
+    for word in words.split():
+        settings = read({"FI_SHIM": f" {word} "})
+        assert (settings.enabled, settings.problems) == (enabled, ())
+        assert switched_off({"FI_SHIM": f" {word} "}) is not enabled
+    assert not switched_off({})
+    assert not switched_off({"FI_SHIM": "maybe"})
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("FI_SHIM", "yes"),
+        ("FI_SHIM", "maybe"),
+        ("FI_SHIM", "2"),
+        ("FI_SHIM", "-1"),
         ("FI_SHIM_PREFLIGHT", "maybe"),
         ("FI_SHIM_VOTE_TIMEOUT", "-1"),
         ("FI_SHIM_VOTE_TIMEOUT", "nan"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.compatibility import folders
+from fi_shim.compatibility import CompatibilityError, folders
 from fi_shim.workspace.request import workspace_shape
 from fi_shim.workspace.sizes import AllocationPlan, Granularities, load_regime
 
@@ -55,9 +55,9 @@ def difference(regime: Regime, witness: Witness) -> str:
     return f"metadata {odd}, by the table { ({key: plan.metadata[key] for key in odd}) }" if odd else ""
 
 
-def fitting(witnesses: Sequence[Witness], *, overlay: str | None = None) -> list[str]:
+def fitting(witnesses: Sequence[Witness]) -> list[str]:
     """Names of the regimes that give all that was asked for."""
-    return [regime.name for regime in regimes(overlay=overlay) if all(not difference(regime, witness) for witness in witnesses)]
+    return [regime.name for regime in regimes() if all(not difference(regime, witness) for witness in witnesses)]
 
 
 def nearest(witnesses: Sequence[Witness]) -> Regime:
@@ -67,10 +67,17 @@ def nearest(witnesses: Sequence[Witness]) -> Regime:
     return max(candidates, key=lambda regime: (sum(not difference(regime, witness) for witness in witnesses), -_residue(regime, witnesses)))
 
 
-def regimes(*, overlay: str | None = None) -> list[Regime]:
-    """All regimes there are."""
-    names = {path.stem for folder in folders(overlay) for path in (folder / "regimes").glob("*.toml")}
-    return [load_regime(name) for name in sorted(names)]
+def regimes() -> list[Regime]:
+    """All regimes that can be used."""
+    packaged = folders()[-1] / "regimes"
+    found = []
+    for name in sorted({path.stem for folder in folders() for path in (folder / "regimes").glob("*.toml")}):
+        try:
+            found.append(load_regime(name))
+        except CompatibilityError:  # of the overlay alone, and told
+            if (packaged / f"{name}.toml").is_file():
+                raise
+    return found
 
 
 def _residue(regime: Regime, witnesses: Sequence[Witness]) -> int:

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from fi_shim.compatibility import CompatibilityError, folders, known_releases, load_release
+from fi_shim.compatibility import known_releases, load_release, release_path
 from fi_shim.drift.fingerprint import IMPORTS, Definition, definitions, file_digest
 from fi_shim.drift.watched import ALSO_HASHED, WATCHED, file_of
 
@@ -163,7 +163,7 @@ def _most_like(label: str, lines: Mapping[str, str]) -> Release:
         return load_release(public)
     scores = {}
     for age, name in enumerate(known_releases()):
-        text = _table_text(name)
+        text = release_path(name).read_text(encoding="utf-8")
         scores[name] = (sum(line in text for line in lines.values()), name == public, age)
     return load_release(max(scores, key=lambda name: scores[name]))
 
@@ -171,14 +171,6 @@ def _most_like(label: str, lines: Mapping[str, str]) -> Release:
 def _has_all(release: Release, lines: Mapping[str, str]) -> bool:
     known = {**release.files, **release.functions}
     return all(f'"{name}" = "{known.get(name)}"' == line for name, line in lines.items())
-
-
-def _table_text(name: str) -> str:
-    for folder in folders():
-        path = folder / "releases" / f"{name}.toml"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    raise CompatibilityError(f"releases/{name}.toml: no such table")
 
 
 def _equal_files(tree: _Tree, release: Release) -> bool:

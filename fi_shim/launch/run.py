@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from fi_shim.settings import switched_off
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -23,10 +25,9 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     FI_SHIM=0: unchanged, but for simulated devices, which do not depend on it.
     """
     prepared = dict(environ)
-    switch = prepared.get("FI_SHIM", "").strip()
-    if switch == "0" and not prepared.get("FI_SHIM_SIMULATE"):
+    if switched_off(environ) and not prepared.get("FI_SHIM_SIMULATE"):
         return prepared
-    if not switch:
+    if not prepared.get("FI_SHIM", "").strip():
         prepared["FI_SHIM"] = "1"  # the plugins in processes that keep it, but lose PYTHONPATH, then activate as well
     given = prepared.get("PYTHONPATH", "")
     if given.split(os.pathsep)[0] != str(SITE):

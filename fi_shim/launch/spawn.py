@@ -12,6 +12,7 @@ import pickle
 from typing import TYPE_CHECKING, Any, Final
 
 from fi_shim.launch.arrival import NOTE
+from fi_shim.settings import switched_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +71,7 @@ class Carrier:
 
     def begin(self) -> None:
         """Settings have come into force: do they stand against an FI_SHIM=0, which then holds for children no more than for us?"""
-        self._overrules = _switched_off()
+        self._overrules = switched_off(os.environ)
 
     def install(self, module: ModuleType) -> None:
         """Wrap `get_preparation_data` in multiprocessing.spawn, once."""
@@ -91,12 +92,8 @@ class Carrier:
             data = original(name)
             with contextlib.suppress(Exception):  # the child then starts as without us
                 settings = self._in_force()
-                if settings is not None and (self._overrules or not _switched_off()):
+                if settings is not None and (self._overrules or not switched_off(os.environ)):
                     data[KEY] = _Carried(data.get("sys_path", []), pickle.dumps(settings))
             return data
 
         return get_preparation_data
-
-
-def _switched_off() -> bool:
-    return os.environ.get("FI_SHIM", "").strip() == "0"

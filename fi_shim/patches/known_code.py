@@ -7,7 +7,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fi_shim.compatibility import CompatibilityError, load_patch_table
+from fi_shim.compatibility import CompatibilityError, load_patch_functions
 from fi_shim.drift.fingerprint import fingerprint
 from fi_shim.log import event
 
@@ -24,9 +24,8 @@ def changed_functions(table: str, found: Mapping[str, Any]) -> list[str]:
 def _known_fingerprints(table: str) -> Mapping[str, Sequence[str]]:
     """From the table; empty where that cannot be read: then nothing is known."""
     try:
-        functions = load_patch_table(table)["functions"]
-        return {name: tuple(map(str, digests)) for name, digests in functions.items()}
-    except (CompatibilityError, KeyError, TypeError, AttributeError) as error:
+        return load_patch_functions(table)
+    except CompatibilityError as error:
         event("warning", "compat_unreadable", table=f"patches/{table}.toml", error=str(error))
         return {}
 

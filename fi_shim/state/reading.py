@@ -48,8 +48,6 @@ class StateFile:
 
 def read_folder(folder: Path) -> list[StateFile]:
     """All state files, in the order of rank, host and pid; what was forgotten long ago is removed. OSError if the folder cannot be read."""
-    if not folder.exists():
-        return []
     files = [found for path in sorted(folder.iterdir()) if path.suffix == ".json" and (found := _read(path)) is not None]
     kept = [file for file in files if not _forget(file)]
     return sorted(kept, key=_order)

@@ -1,8 +1,8 @@
 """This process's state file: status() as JSON in FI_SHIM_STATE_DIR, replaced in one step at each change that matters.
 
-Who changes something writes, in its own thread: that is rare. Rejections are not: a thread looks at them every few seconds and says by the
+Who changes something writes, in its own thread: that is rare. Rejections are not: a heartbeat looks at them every few seconds and says by the
 file's time that the process lives, for readers that cannot see its pid. It starts with the first patch, so that what never imports FlashInfer
-has none; it takes no lock but its own, so that a fork in the midst of it harms nobody; a forked child begins its own.
+has none; it takes no lock but the file's, so that a fork that could not wait for it harms nobody; a forked child begins its own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import fi_shim
 from fi_shim import log
 from fi_shim.registry import APPLIED
 from fi_shim.state.counts import COUNTS
+from fi_shim.state.heartbeat import Heartbeat
 from fi_shim.state.processes import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HEARTBEAT_S: Final = 10.0
 LOCK_LIMIT_S: Final = 1.0
 FORMAT: Final = 1
 
@@ -38,6 +38,7 @@ class StateFile:
         self._folder: Path | None = None
         self._warned = False
         self._hooked = False
+        self._heartbeat = Heartbeat(self._show_life)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -46,8 +47,7 @@ class StateFile:
         self._process = this_process()
         self._next, self._written = 0, 0
         self._last: dict[str, Any] = {}
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._heartbeat.begin_anew()
 
     def open(self, folder: str) -> None:
         """Write to `folder` from now on. The command line is no engine: it leaves no file."""
@@ -57,7 +57,7 @@ class StateFile:
         if not self._hooked:
             self._hooked = True
             atexit.register(self.publish)
-            os.register_at_fork(after_in_child=self._after_fork)
+            os.register_at_fork(before=self._heartbeat.pause, after_in_parent=self._heartbeat.resume, after_in_child=self._after_fork)
         COUNTS.publish = self.publish
         self.publish()
 
@@ -66,8 +66,7 @@ class StateFile:
         self.publish()
         self._folder = None
         COUNTS.publish = lambda: None
-        self._stop.set()
-        self._stop, self._thread = threading.Event(), None
+        self._heartbeat.stop()
 
     def publish(self) -> None:
         """Write what `status()` says now."""
@@ -98,18 +97,13 @@ class StateFile:
             self._lock.release()
 
     def keep_alive(self) -> None:
-        """Start the thread, if there is none."""
-        if self._folder is None or self._thread is not None:
-            return
-        with contextlib.suppress(Exception):
-            self._thread = threading.Thread(target=self._beat, args=(self._stop,), name="fi_shim-state", daemon=True)
-            self._thread.start()
+        """Start the heartbeat, if there is none."""
+        if self._folder is not None:
+            self._heartbeat.start()
 
-    def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(HEARTBEAT_S):
-            with contextlib.suppress(Exception), self._locked():
-                if stop.is_set():
-                    return
+    def _show_life(self) -> None:
+        with self._locked():
+            if self._folder is not None:
                 self._refresh()
 
     def _refresh(self) -> None:
@@ -132,7 +126,7 @@ class StateFile:
             return
         path = self._path(self._folder)
         try:
-            process = {**self._process, "rank": self._last["process"]["rank"], "heartbeat": self._thread is not None}
+            process = {**self._process, "rank": self._last["process"]["rank"], "heartbeat": self._heartbeat.wanted}
             text = json.dumps(
                 {"format": FORMAT, "version": fi_shim.__version__, "written": round(time.time(), 3), **self._last, "process": process},
                 default=str,
@@ -147,7 +141,7 @@ class StateFile:
     def _after_fork(self) -> None:
         """In the child, with one thread and the parent's locks as they were: write what the parent last wrote, as ours."""
         with contextlib.suppress(Exception):
-            last, beating = self._last, self._thread is not None
+            last, beating = self._last, self._heartbeat.wanted
             COUNTS.begin_anew()
             self._begin_anew()
             if self._folder is None or not last:

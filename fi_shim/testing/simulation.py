@@ -29,6 +29,7 @@ class _Current:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.simulation: Simulation | None = None
+        self.why_not = ""
 
 
 _CURRENT: Final = _Current()
@@ -46,8 +47,14 @@ def required() -> Simulation:
         RuntimeError: there is none.
     """
     if _CURRENT.simulation is None:
-        raise RuntimeError(f"No CUDA devices are simulated in this process: set {SWITCH}, as {SWITCH}=4x8GiB, before it starts")
+        advice = _CURRENT.why_not or f"set {SWITCH}, as {SWITCH}=4x8GiB, before it starts"
+        raise RuntimeError(f"No CUDA devices are simulated in this process: {advice}")
     return _CURRENT.simulation
+
+
+def why_not() -> str:
+    """Why the import of fi_shim simulated nothing although FI_SHIM_SIMULATE asked for it; empty: it was not asked, or it does."""
+    return "" if _CURRENT.simulation is not None else _CURRENT.why_not
 
 
 def activate(environ: Mapping[str, str]) -> bool:
@@ -59,6 +66,8 @@ def activate(environ: Mapping[str, str]) -> bool:
     Raises:
         ValueError: a value is not understood; the message names it.
         RuntimeError: a real CUDA device is visible.
+        ImportError: a library that the simulation lies under is not installed.
+        OSError: the folder of the simulated machine cannot be written.
     """
     text = environ.get(SWITCH, "").strip()
     with _CURRENT.lock:
@@ -79,12 +88,16 @@ def activate(environ: Mapping[str, str]) -> bool:
 
 
 def activate_or_say_why_not(environ: Mapping[str, str]) -> None:
-    """`activate` for an import that must not fail: a switch that is not understood, or refused, is told and nothing is simulated."""
+    """`activate` for an import that must not fail, since a rank without the shim leaves its peers waiting.
+
+    What `activate` raises is told as an error, kept for whoever asks for the simulation, and nothing is simulated.
+    """
     try:
         activate(environ)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  # also a missing CUDA runtime, or a folder that cannot be written
+        _CURRENT.why_not = str(error) or repr(error)
         log.configure("warning")
-        log.event("error", "not_simulated", reason=str(error))
+        log.event("error", "not_simulated", reason=_CURRENT.why_not)
 
 
 def _visible_device(environ: Mapping[str, str]) -> Path | None:

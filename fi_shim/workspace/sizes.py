@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.compatibility import CompatibilityError, load_regime_table
+from fi_shim.tables import CompatibilityError, locate, read_table
+from fi_shim.workspace.request import WorkspaceShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    from fi_shim.workspace.request import WorkspaceShape
 
 MIB: Final = 1 << 20
 
@@ -114,7 +113,22 @@ class Regime:
 
 def load_regime(name: str) -> Regime:
     """Read a regime. CompatibilityError if its table is missing or incomplete."""
-    path, table = load_regime_table(name)
+    return _regime(locate("regimes", name, _overlay_regime))
+
+
+def _overlay_regime(path: Path) -> None:
+    """Read a regime and try it once, before it takes the place of a packaged one."""
+    regime = _regime(path)
+    try:
+        regime.plan(WorkspaceShape(regime.backend, 2, 16, 4096, "bfloat16"), Granularities())
+    except CompatibilityError:
+        raise
+    except ValueError:  # it may refuse that shape
+        return
+
+
+def _regime(path: Path) -> Regime:
+    table, name = read_table(path), path.stem
     missing = {"name", "backend", "allocator", "multicast", "quantity", "buffer", "requested", "allocated", "metadata"} - set(table)
     if missing:
         raise CompatibilityError(f"{path}: {', '.join(sorted(missing))} missing")
@@ -150,6 +164,8 @@ def _variables(shape: WorkspaceShape, granularities: Granularities) -> dict[str,
 def _evaluate(start: int | str, operations: Sequence[Mapping[str, int | str]], known: Mapping[str, Any]) -> int:
     value: int = known[start] if isinstance(start, str) else start
     for operation in operations:
+        if len(operation) != 1:
+            raise TypeError(f"{dict(operation)} is not one operation")
         ((name, operand),) = operation.items()
         by = known[operand] if isinstance(operand, str) else operand
         value = _OPERATIONS[name](value, by(value) if callable(by) else by)

@@ -7,22 +7,23 @@ the team is killed.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fetch_flashinfer
 import pytest
+from conversation import Conversation
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("nursery_program.py")
@@ -41,28 +42,15 @@ class Rank:
     def __init__(self, address: str, number: int, order: dict[str, Any]) -> None:
         self.number = number
         self.log = Path(order["log"])
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(address)
-        self._socket.sendall(json.dumps(order).encode() + b"\n")
-        self._lines = self._socket.makefile()
-        answer = self._lines.readline()
-        if not answer:
+        try:
+            self._conversation = Conversation(address, order)
+        except EOFError:
             pytest.fail(f"rank {number} did not start:\n{self.log.read_text() if self.log.exists() else ''}")
-        self.pid = int(answer)
-        self._futures: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.pid = self._conversation.pid
 
     def start(self, call: str, *, aside: bool = False, **keywords: Any) -> Future[Any]:
         """Begin a function of `rank_jobs`, after the jobs before it, or at once in a thread of its own."""
-        future: Future[Any] = Future()
-        with self._lock:
-            self._futures[len(self._futures)] = future
-            try:
-                self._socket.sendall(json.dumps({"call": call, "aside": aside, "keywords": keywords}).encode() + b"\n")
-            except OSError as error:
-                future.set_exception(error)
-        return future
+        return self._conversation.start({"call": call, "aside": aside, "keywords": keywords})
 
     def send(self, what: signal.Signals) -> None:
         os.kill(self.pid, what)
@@ -82,32 +70,13 @@ class Rank:
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._conversation.end()
 
     def _state(self) -> str:
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return ""
-
-    def _listen(self) -> None:
-        try:
-            for line in self._lines:
-                answer = json.loads(line)
-                future = self._futures[answer["number"]]
-                if "error" in answer:
-                    future.set_exception(AssertionError(answer["error"]))
-                else:
-                    future.set_result(answer["value"])
-        except (OSError, ValueError):
-            pass
-        with self._lock:
-            for future in self._futures.values():
-                if not future.done():
-                    future.set_exception(EOFError(f"rank {self.number} is gone"))
-            self._lines.close()
-            self._socket.close()
 
 
 class Nursery:

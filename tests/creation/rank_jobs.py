@@ -130,6 +130,22 @@ def _metadata(made: Any) -> Any:
     return {name: value for name, value in metadata.items() if isinstance(value, (int, bool))} if isinstance(metadata, dict) else None
 
 
+@dataclasses.dataclass
+class Asked:
+    """A workspace as FlashInfer is asked for it."""
+
+    backend: str
+    world_size: Any
+    rank: Any
+    tokens: Any
+    hidden_dim: Any
+    dtype: Any
+    passed: dict[str, Any]
+    """How the group is given: comm_backend, group, both or neither."""
+    positional: bool
+    extra: dict[str, Any]
+
+
 def _build(
     *,
     entry: str = "factory",
@@ -151,10 +167,9 @@ def _build(
     size = dist.get_world_size(given) if world_size is None else world_size
     number = dist.get_rank(given) if rank is None else rank
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    backend_of_group = _passed(via, given, backend)
-    build = {"factory": _factory, "class": _class, "legacy": _legacy, "legacy symmetric": _legacy_symmetric}[entry]
+    asked = Asked(backend, size, number, tokens, hidden_dim, kind, _passed(via, given, backend), positional, extra or {})
     with contextlib.redirect_stdout(sys.stderr):
-        return build(backend, size, number, tokens, hidden_dim, kind, backend_of_group, positional, extra or {})
+        return {"factory": _factory, "class": _class, "legacy": _legacy, "legacy symmetric": _legacy_symmetric}[entry](asked)
 
 
 def _passed(via: str, group: Any, backend: str) -> dict[str, Any]:
@@ -245,82 +260,71 @@ class _OwnBackend:
         self._inner.barrier()
 
 
-def _factory(
-    backend: str,
-    size: Any,
-    rank: Any,
-    tokens: Any,
-    hidden_dim: Any,
-    dtype: Any,
-    passed: dict[str, Any],
-    positional: bool,
-    extra: dict[str, Any],
-) -> Any:
+def _factory(asked: Asked) -> Any:
     from flashinfer import comm
 
-    if positional:
-        given = [backend, size, rank, tokens, hidden_dim, dtype, None, passed.get("comm_backend"), False]
-        return comm.create_allreduce_fusion_workspace(*given, *([passed["group"]] if "group" in passed else []), **extra)
+    passed = asked.passed
+    if asked.positional:
+        given = [
+            asked.backend,
+            asked.world_size,
+            asked.rank,
+            asked.tokens,
+            asked.hidden_dim,
+            asked.dtype,
+            None,
+            passed.get("comm_backend"),
+            False,
+        ]
+        return comm.create_allreduce_fusion_workspace(*given, *([passed["group"]] if "group" in passed else []), **asked.extra)
     return comm.create_allreduce_fusion_workspace(
-        backend=backend, world_size=size, rank=rank, max_token_num=tokens, hidden_dim=hidden_dim, dtype=dtype, **passed, **extra
-    )
+        backend=asked.backend, world_size=asked.world_size, rank=asked.rank, max_token_num=asked.tokens, hidden_dim=asked.hidden_dim,
+        dtype=asked.dtype, **passed, **asked.extra,
+    )  # fmt: skip
 
 
-def _class(
-    backend: str,
-    size: Any,
-    rank: Any,
-    tokens: Any,
-    hidden_dim: Any,
-    dtype: Any,
-    passed: dict[str, Any],
-    positional: bool,
-    extra: dict[str, Any],
-) -> Any:
-    if backend == "mnnvl":
-        return _mnnvl_class(size, rank, tokens, hidden_dim, dtype, passed, positional, extra)
+def _class(asked: Asked) -> Any:
+    if asked.backend == "mnnvl":
+        return _mnnvl_class(asked)
     workspace = importlib.import_module("flashinfer.comm.allreduce").TRTLLMAllReduceFusionWorkspace
-    if positional:
-        given = [size, rank, tokens, hidden_dim, dtype, passed.get("comm_backend")]
-        return workspace(*given, *([passed["group"]] if "group" in passed else []), **extra)
-    return workspace(tp_size=size, tp_rank=rank, max_token_num=tokens, hidden_dim=hidden_dim, dtype=dtype, **passed, **extra)
+    passed = asked.passed
+    if asked.positional:
+        given = [asked.world_size, asked.rank, asked.tokens, asked.hidden_dim, asked.dtype, passed.get("comm_backend")]
+        return workspace(*given, *([passed["group"]] if "group" in passed else []), **asked.extra)
+    return workspace(
+        tp_size=asked.world_size, tp_rank=asked.rank, max_token_num=asked.tokens, hidden_dim=asked.hidden_dim, dtype=asked.dtype,
+        **passed, **asked.extra,
+    )  # fmt: skip
 
 
-def _mnnvl_class(
-    size: Any, rank: Any, tokens: Any, hidden_dim: Any, dtype: Any, passed: dict[str, Any], positional: bool, extra: dict[str, Any]
-) -> Any:
+def _mnnvl_class(asked: Asked) -> Any:
     from flashinfer.comm import Mapping
 
     workspace = importlib.import_module("flashinfer.comm.trtllm_mnnvl_ar").MNNVLAllReduceFusionWorkspace
-    mapping = Mapping(world_size=size, rank=rank, gpus_per_node=size, tp_size=size)
-    buffer_size = extra.get("buffer_size_in_bytes")
-    if positional:
-        return workspace(mapping, tokens, hidden_dim, dtype, buffer_size, passed["comm_backend"])
-    return workspace(mapping=mapping, max_num_tokens=tokens, hidden_dim=hidden_dim, dtype=dtype, **passed, **extra)
+    size = asked.world_size
+    mapping = Mapping(world_size=size, rank=asked.rank, gpus_per_node=size, tp_size=size)
+    if asked.positional:
+        buffer_size = asked.extra.get("buffer_size_in_bytes")
+        return workspace(mapping, asked.tokens, asked.hidden_dim, asked.dtype, buffer_size, asked.passed["comm_backend"])
+    return workspace(
+        mapping=mapping, max_num_tokens=asked.tokens, hidden_dim=asked.hidden_dim, dtype=asked.dtype, **asked.passed, **asked.extra
+    )
 
 
-def _legacy(
-    _backend: str,
-    size: Any,
-    rank: Any,
-    tokens: Any,
-    hidden_dim: Any,
-    _dtype: Any,
-    passed: dict[str, Any],
-    positional: bool,
-    extra: dict[str, Any],
-) -> Any:
+def _legacy(asked: Asked) -> Any:
     from flashinfer import comm
 
     create_workspace = comm.trtllm_create_ipc_workspace_for_all_reduce_fusion
-    if positional:
-        return create_workspace(rank, size, tokens, hidden_dim, False, passed.get("group"), **extra)
-    return create_workspace(tp_rank=rank, tp_size=size, max_token_num=tokens, hidden_dim=hidden_dim, **passed, **extra)
+    passed = asked.passed
+    if asked.positional:
+        return create_workspace(asked.rank, asked.world_size, asked.tokens, asked.hidden_dim, False, passed.get("group"), **asked.extra)
+    return create_workspace(
+        tp_rank=asked.rank, tp_size=asked.world_size, max_token_num=asked.tokens, hidden_dim=asked.hidden_dim, **passed, **asked.extra
+    )
 
 
-def _legacy_symmetric(*given: Any) -> Any:
-    arguments = [*given[:-1], {**given[-1], "create_metadata": True, "use_symm_dev_mem": True}]
-    return _legacy(*arguments)
+def _legacy_symmetric(asked: Asked) -> Any:
+    return _legacy(dataclasses.replace(asked, extra={**asked.extra, "create_metadata": True, "use_symm_dev_mem": True}))
 
 
 def create_in_threads(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -103,9 +103,10 @@ def test_fi_shim_0_reaches_none_and_leaves_no_trace(parent: Callable[..., Any], 
 
 
 def test_fi_shim_0_set_for_children_counts_and_settings_given_against_it_count_more(parent: Callable[..., Any]) -> None:
-    seen = parent(GUARDED + "; os.environ['FI_SHIM'] = '0'")
-    assert (seen["spawn"], seen["forkserver"], seen["own"]) == (None, None, ["import", 300.0])
-    seen = parent(EXPLICIT, FI_SHIM="0")
+    for switch in ("0", "No"):
+        seen = parent(GUARDED + f"; os.environ['FI_SHIM'] = {switch!r}")
+        assert (seen["spawn"], seen["forkserver"], seen["own"]) == (None, None, ["import", 300.0])
+    seen = parent(EXPLICIT, FI_SHIM="off")
     assert (seen["spawn"], seen["forkserver"], seen["own"]) == (["multiprocessing", 7.0], ["multiprocessing", 7.0], ["import", 7.0])
 
 

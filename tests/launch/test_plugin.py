@@ -53,14 +53,15 @@ def test_the_line_goes_where_the_engine_logs_and_can_be_silenced(python: Any) ->
         assert called(python, "fi_shim_plugin.vllm()", FI_SHIM_LOG=threshold)[1].count("\n") == lines
 
 
-def test_fi_shim_0_leaves_no_trace(python: Any) -> None:
-    left, said = called(python, "fi_shim_plugin.vllm(); fi_shim_plugin.sglang()", FI_SHIM="0")
+@pytest.mark.parametrize("switch", ["0", "off", "False"])
+def test_fi_shim_0_leaves_no_trace(python: Any, switch: str) -> None:
+    left, said = called(python, "fi_shim_plugin.vllm(); fi_shim_plugin.sglang()", FI_SHIM=switch)
     assert (left, said) == ([False, False, None, 0, 0], "")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_fi_shim_1_activates(python: Any, engine: str) -> None:
-    left, said = called(python, f"fi_shim_plugin.{engine}(); fi_shim_plugin.vllm(); fi_shim_plugin.sglang()", FI_SHIM="1")
+@pytest.mark.parametrize(("engine", "switch"), [*((engine, "1") for engine in ENGINES), ("vllm", "On"), ("sglang", "yes")])
+def test_fi_shim_1_activates(python: Any, engine: str, switch: str) -> None:
+    left, said = called(python, f"fi_shim_plugin.{engine}(); fi_shim_plugin.vllm(); fi_shim_plugin.sglang()", FI_SHIM=switch)
     assert left[:3] == [True, True, f"{engine} plugin"]
     assert said == ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import venv
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import fi_shim_plugin
 from fi_shim.launch.run import SITE, environment, run
+from fi_shim.settings import OFF, ON
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,10 +60,11 @@ def test_options_of_the_command_are_the_commands(python: Any) -> None:
         assert done.stdout.strip() == "['--json', '--', '-h']"
 
 
-def test_fi_shim_0_leaves_the_environment_as_it_was(python: Any) -> None:
+@pytest.mark.parametrize("switch", ["0", "Off", " no "])
+def test_fi_shim_0_leaves_the_environment_as_it_was(python: Any, switch: str) -> None:
     shown = "import json, os; print(json.dumps(dict(os.environ)))"
-    plain = python.run("-c", shown, FI_SHIM="0")
-    assert json.loads(python.run(*RUN, sys.executable, "-c", shown, FI_SHIM="0").stdout) == json.loads(plain.stdout)
+    plain = python.run("-c", shown, FI_SHIM=switch)
+    assert json.loads(python.run(*RUN, sys.executable, "-c", shown, FI_SHIM=switch).stdout) == json.loads(plain.stdout)
 
 
 def test_what_is_set() -> None:
@@ -91,11 +95,19 @@ def test_importing_flashinfer_activates_and_the_waiting_ends(python: Any, flashi
     assert done.stderr == ""
 
 
-def test_a_child_can_be_left_out(python: Any) -> None:
+@pytest.mark.parametrize(("switch", "reached"), [("0", "False"), ("off", "False"), ("False", "False"), ("on", "True"), ("maybe", "True")])
+def test_a_child_can_be_left_out(python: Any, switch: str, reached: str) -> None:
     look = "import importlib.util, sys; importlib.util.find_spec('flashinfer'); print('fi_shim' in sys.modules)"
-    start = "subprocess.check_output([sys.executable, '-c', sys.argv[1]], text=True, env={**os.environ, 'FI_SHIM': '0'})"
-    done = python.run(*RUN, sys.executable, "-c", f"import os, subprocess, sys; print({start})", look)
-    assert done.stdout.strip() == "False"
+    start = "subprocess.check_output([sys.executable, '-c', sys.argv[1]], text=True, env={**os.environ, 'FI_SHIM': sys.argv[2]})"
+    done = python.run(*RUN, sys.executable, "-c", f"import os, subprocess, sys; print({start})", look, switch)
+    assert done.stdout.strip() == reached
+    assert done.stderr.count("event=setting_not_understood") == (switch == "maybe")
+
+
+def test_all_that_read_the_switch_know_the_same_words() -> None:
+    known = runpy.run_path(str(SITE / "sitecustomize.py"), run_name="looked at")
+    assert set(known["OFF"]) == set(fi_shim_plugin.OFF) == OFF
+    assert set(fi_shim_plugin.ON) == ON
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -60,8 +61,10 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def two_ranks(host_with: Callable[[str | None], Host]) -> Callable[..., Run]:
     def run(tree: Path, *requests: list[Any], devices: str = "2x8GiB", **variables: str) -> Run:
-        environment = {"FI_SHIM_SIMULATE": devices, "PYTHONPATH": str(tree), **variables}
-        done = host_with(None).run(RANKS, "2", json.dumps(requests or [TRTLLM]), **environment)
+        host = host_with(None)
+        path = os.pathsep.join([str(tree), host.environment()["PYTHONPATH"]])
+        environment = {"FI_SHIM_SIMULATE": devices, "PYTHONPATH": path, **variables}
+        done = host.run(RANKS, "2", json.dumps(requests or [TRTLLM]), **environment)
         return Run(json.loads(done.stdout.splitlines()[-1]), done.stderr)
 
     return run
@@ -140,6 +143,12 @@ def test_or_nobody_looks(two_ranks: Callable[..., Run], wrong_table: str) -> Non
     run = two_ranks(fetch_flashinfer.fetch("0.7.4"), FLOAT32, FI_SHIM_COMPAT=wrong_table, FI_SHIM_ON_DRIFT="ignore")
     assert run.outcomes == [["built"]] * 2
     assert not run.count("drift")
+
+
+def test_an_overlay_that_is_not_there_keeps_nobody_from_voting(two_ranks: Callable[..., Run], tmp_path: Path) -> None:
+    run = two_ranks(fetch_flashinfer.fetch("0.7.4"), TRTLLM, FI_SHIM_COMPAT=str(tmp_path / "nowhere"))
+    assert run.outcomes == [["built"]] * 2
+    assert (run.count("preflight_skipped"), run.count("compat_unreadable")) == (0, 1)  # by the process that imported it
 
 
 @pytest.mark.parametrize("release", ["0.6.9", "0.6.12", "0.7.2"])

@@ -64,13 +64,37 @@ def test_wrong_use(fi_shim: Any, folder: Path, arguments: list[str]) -> None:
 def test_nobody(fi_shim: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fi_shim("status", "--expect", "0")[0] == 0
     assert fi_shim("status", "--expect", "1")[0] == 1
-    monkeypatch.setenv("FI_SHIM_STATE_DIR", str(folder / "not" / "there"))
-    code, out, _ = fi_shim("status")
-    assert (code, "no state files" in out) == (0, True)
+    code, out, err = fi_shim("status")
+    assert (code, "no state files" in out, err) == (0, True, "")
     (folder / "file").write_text("")
     monkeypatch.setenv("FI_SHIM_STATE_DIR", str(folder / "file"))
     code, _, err = fi_shim("status")
     assert (code, "cannot be read" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], 1),
+        (["--json"], 1),
+        (["--expect", "0"], 1),
+        (["--expect", "1"], 1),
+        (["--prometheus"], 0),
+        (["--prometheus", "--expect", "1"], 1),
+    ],
+)
+def test_a_folder_that_does_not_exist_is_bad_news(
+    fi_shim: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: int
+) -> None:
+    """But for a collector of metrics, whose file would stay as it was: nobody runs, and that is what it gets."""
+    monkeypatch.setenv("FI_SHIM_STATE_DIR", str(folder / "not" / "there"))
+    code, out, err = fi_shim("status", *arguments)
+    assert code == expected
+    assert err.count("\n") == 1
+    assert f"{folder / 'not' / 'there'} does not exist" in err
+    if "--json" in arguments:
+        assert json.loads(out)["processes"] == []
+    assert ("# TYPE fi_shim_active gauge" in out) == ("--prometheus" in arguments)
 
 
 def test_active_processes_are_counted(fi_shim: Any, write: Write) -> None:
@@ -81,7 +105,8 @@ def test_active_processes_are_counted(fi_shim: Any, write: Write) -> None:
     code, out, _ = fi_shim("status", "--expect", "1")
     assert code == 0
     assert "2 running, 1 active" in out
-    assert "validator: unknown code" in out
+    assert "validator: unknown code in rank 0" in out
+    assert "1 of 2" in out
     code, _, err = fi_shim("status", "--expect", "2")
     assert code == 1
     assert "1 running processes are active, 2 expected" in err
@@ -91,6 +116,31 @@ def test_active_processes_are_counted(fi_shim: Any, write: Write) -> None:
     shown = json.loads(out)
     assert (code, shown["live"], shown["active"], shown["expected"]) == (1, 2, 1, 2)
     assert [process["process"]["rank"] for process in shown["processes"]] == ["0", "1"]
+
+
+REASONS = {"pending": "SGLang is not imported yet", "unknown code": "its code is as in no table: " + "changed, " * 30}
+
+
+@pytest.mark.parametrize("host", ["node7", "sglang-prefill-7c9f8d5b6c-x2x4q.inference.svc.cluster.example"])
+def test_it_fits_a_line_of_120_characters(fi_shim: Any, write: Write, folder: Path, host: str) -> None:
+    names = ("creation", "cutedsl", "sglang_forward", "sglang_fp32", "sglang_preflight", "validator")
+    states = dict.fromkeys(names, "pending") | {"creation": "applied"}
+    large = {**package.status()["counts"], "rejections": 1_234_567, "abstains": 1_000}
+    for rank in range(8):
+        patches = {name: {"state": state, "reason": REASONS.get(state, "")} for name, state in states.items()}
+        patches["validator"] = {"state": "unknown code", "reason": REASONS["unknown code"]} if rank == 3 else {"state": "applied"}
+        who = {"host": host, "pid": 4_194_300 - rank, "boot": "another", "rank": str(rank)}
+        write(process=who, patches=patches, counts=large, flashinfer="0.6.16.post4", age=59)
+    (folder / "odd.json").write_text("")
+    code, out, _ = fi_shim("status")
+    lines = out.splitlines()
+    assert code == 0
+    assert max(map(len, lines)) <= 120
+    assert [line.split()[0] for line in lines[2:10]] == [*"01234567"]
+    assert all(host[-7:] in line and ("2 of 6" in line) != (rank == 3) for rank, line in enumerate(lines[2:10]))
+    assert "  cutedsl, sglang_forward, sglang_fp32, sglang_preflight: pending in all: SGLang is not imported yet" in lines
+    assert [line for line in lines if line.startswith("  validator: unknown code in rank 3: its code")]
+    assert "unreadable: odd.json" in lines
 
 
 def test_a_pid_that_was_given_again_is_another_process(folder: Path, write: Write) -> None:

@@ -98,20 +98,88 @@ assert content(child)["process"]["pid"] == child
     assert len(list(folder.glob("*.json"))) == 2
 
 
+COUNT_WHILE_FORKING = """
+import os, threading
+def count():
+    return [sorted(thread.name for thread in threading.enumerate()), len(os.listdir("/proc/self/task"))]
+while_forking = []
+os.register_at_fork(before=lambda: while_forking.append(count()))  # before ours is: those run in reverse order
+"""
+
+
+def test_no_thread_of_ours_is_there_while_the_process_forks(host: Any, folder: Path) -> None:
+    """Which Python 3.12 and newer would warn of: they count the system's threads."""
+    code = """
+from fi_shim.state import heartbeat
+from fi_shim.state.writing import STATE_FILE
+heartbeat.PERIOD_S = 0.001  # often at work
+STATE_FILE.keep_alive()
+parent = []
+read, write = os.pipe()
+for _ in range(30):
+    if (child := os.fork()) == 0:
+        os.write(write, json.dumps(count()).encode() + b"\\n")
+        os._exit(0)
+    os.waitpid(child, 0)
+    parent.append(count())
+os.close(write)
+STATE_FILE.publish()
+print(json.dumps([while_forking, parent, [json.loads(line) for line in os.fdopen(read)], content()["process"]["heartbeat"]]))
+"""
+    done = host.run("-c", COUNT_WHILE_FORKING + HEADER + code, FI_SHIM_STATE_DIR=str(folder))
+    during, parent, children, beats = json.loads(done.stdout)
+    assert during == [[["MainThread"], 1]] * 30
+    assert parent == children == [[["MainThread", "fi_shim-state"], 2]] * 30
+    assert beats is True
+    assert done.stderr == ""
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_hangs(host: Any, folder: Path) -> None:
+    code = """
+from fi_shim.state import heartbeat
+from fi_shim.state.writing import STATE_FILE
+heartbeat.PERIOD_S, heartbeat.FORK_WAITS_S = 0.001, 0.05
+at_work = threading.Event()
+STATE_FILE._heartbeat._beat = lambda: (at_work.set(), threading.Event().wait())  # as in a write to a folder that is gone
+STATE_FILE.keep_alive()
+at_work.wait()
+if os.fork() == 0:
+    os._exit(len(content()["process"]["host"]) == 0)
+print(json.dumps([os.wait()[1], while_forking[0][0]]))
+"""
+    done = host.run("-c", COUNT_WHILE_FORKING + HEADER + code, FI_SHIM_STATE_DIR=str(folder))
+    assert json.loads(done.stdout) == [0, ["MainThread", "fi_shim-state"]]
+
+
+def test_a_fork_does_not_begin_what_was_stopped(host: Any, folder: Path) -> None:
+    code = """
+from fi_shim.state.writing import STATE_FILE
+STATE_FILE.keep_alive()
+(thread,) = (thread for thread in threading.enumerate() if thread.name == "fi_shim-state")
+fi_shim.deactivate()
+thread.join()
+if (child := os.fork()) == 0:
+    os._exit(len(count()[0]) - 1)
+print(json.dumps([os.wait()[1], count()[0]]))
+"""
+    done = host.run("-c", COUNT_WHILE_FORKING + HEADER + code, FI_SHIM_STATE_DIR=str(folder))
+    assert json.loads(done.stdout) == [0, ["MainThread"]]
+
+
 def test_rejections_are_written_every_few_seconds_and_at_exit(host: Any, folder: Path) -> None:
     code = """
 from fi_shim.patches.validator import REJECTIONS
-from fi_shim.state import writing
+from fi_shim.state import heartbeat, writing
 REJECTIONS.total += 3
 assert content()["counts"]["rejections"] == 0  # nothing is written on the hot path
-writing.HEARTBEAT_S = 0.01
+heartbeat.PERIOD_S = 0.01
 writing.STATE_FILE.keep_alive()
 until(lambda: content()["counts"]["rejections"] == 3)
 os.utime(next(FOLDER.glob("*.json")), (0, 0))
 until(lambda: next(FOLDER.glob("*.json")).stat().st_mtime > 0)  # a sign of life without news
 next(FOLDER.glob("*.json")).unlink()
 until(lambda: list(FOLDER.glob("*.json")))
-writing.STATE_FILE._stop.set()
+writing.STATE_FILE._heartbeat.stop()
 REJECTIONS.total += 4
 if os.fork() == 0:
     assert content()["counts"]["rejections"] == 0

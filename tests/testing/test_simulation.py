@@ -56,6 +56,42 @@ def test_a_switch_that_is_not_understood_fails_loudly(variables: dict[str, str])
     assert "ValueError: FI_SHIM_SIMULATE" in done.stderr
 
 
+NOT_SIMULATED = """
+import fi_shim, fi_shim.testing
+asked = []
+for ask in (fi_shim.testing.calls, fi_shim.testing.outstanding, lambda: fi_shim.testing.reserve_cached(0, 1)):
+    try:
+        ask()
+    except RuntimeError as error:
+        asked.append(str(error))
+print(fi_shim.testing.simulated(), fi_shim.status()["active"], len(asked), len(set(asked)), asked[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"FI_SHIM_SIMULATE": "many"}, "FI_SHIM_SIMULATE: 'many' is not a number of devices"),
+        ({"FI_SHIM_SIMULATE": "2x1GiB", "FI_SHIM_SIMULATE_FAULTS": "call=cuNothing,error=exception"}, "FI_SHIM_SIMULATE_FAULTS: "),
+        ({"FI_SHIM_SIMULATE": "2x1GiB", "FI_SHIM_SIMULATE_STATE": "/dev/null/state"}, "Not a directory"),
+    ],
+)
+def test_an_import_goes_on_without_and_whoever_asks_is_told_why(variables: dict[str, str], reason: str) -> None:
+    """A rank on which the import failed would be one without the shim, and its peers would wait for it."""
+    pytest.importorskip("cuda.bindings.driver")
+    done = run(NOT_SIMULATED, FI_SHIM="1", **variables)
+    assert done.stdout.startswith("False True 3 1 No CUDA devices are simulated in this process: "), done.stderr
+    assert reason in done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if "event=not_simulated" in line]
+    assert reason in line.replace('\\"', '"')
+
+
+def test_the_doctor_says_that_nothing_is_simulated() -> None:
+    done = run("import sys; from fi_shim.__main__ import main; sys.argv[1:] = ['doctor']; sys.exit(main())", FI_SHIM_SIMULATE="many")
+    assert done.returncode == 1
+    assert "problem: nothing is simulated: FI_SHIM_SIMULATE: 'many'" in done.stdout
+
+
 def test_a_real_device_is_not_hidden_behind_simulated_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.driver")
     (tmp_path / "nvidia0").touch()

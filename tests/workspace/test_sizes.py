@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fi_shim
-from fi_shim.compatibility import CompatibilityError, UnknownReleaseError, find_release, known_releases, load_release
+from fi_shim.compatibility import UnknownReleaseError, find_release, known_releases, load_release
 from fi_shim.workspace.sizes import load_regime
 
 H200 = {"allocation_granularity": 2 << 20, "multicast_granularity": 512 << 20, "signal_pad_size": 2048}
@@ -101,45 +101,6 @@ def test_every_release_names_regimes_that_exist_and_fit_their_backend() -> None:
             assert load_regime(release.regimes[backend]).backend == backend
             assert release.functions
             assert len(release.files) >= 6
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "text", "complaint"),
-    [
-        ("releases", "0.7.2", "version = '0.7.2'", "'regimes' is missing"),
-        ("releases", "0.7.2", f"version = '0.7.1'\n[regimes]\ntrtllm = 'T4'\nmnnvl = 'M3'\n{RULES}", "its name says"),
-        ("releases", "0.7.2", "version = 2\n[regimes]\ntrtllm = 'T4'\nmnnvl = 'M3'", "expected text"),
-        ("releases", "0.7.2", "version = '0.7.2'\n[regimes]\ntrtllm = 'T4'\nmnnvl = 'M3'", "'rules' is missing"),
-        ("releases", "notes", "", "not a version"),
-        ("regimes", "T4", "name = 'T4'", "missing"),
-        ("regimes", "T4", "\0", "T4.toml"),
-        ("releases", "0.7.2", f"version = '0.7.2'\n[regimes]\ntrtllm = 'T99'\nmnnvl = 'M3'\n{RULES}", "T99.toml: no such table"),
-    ],
-)
-def test_a_wrong_table_is_an_error_that_names_the_file(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, text: str, complaint: str
-) -> None:
-    (tmp_path / kind).mkdir()
-    (tmp_path / kind / f"{name}.toml").write_text(text)
-    monkeypatch.setenv("FI_SHIM_COMPAT", str(tmp_path))
-    with pytest.raises(CompatibilityError) as caught:
-        fi_shim.plan("0.7.2", **REQUEST)
-    assert complaint in str(caught.value)
-
-
-def test_a_regime_with_an_unknown_operation_is_an_error_that_names_the_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, table = load_regime("T4").path, load_regime("T4").path.read_text()
-    (tmp_path / "regimes").mkdir()
-    (tmp_path / "regimes" / "T4.toml").write_text(table.replace("times = 3", "thrice = 1"))
-    monkeypatch.setenv("FI_SHIM_COMPAT", str(tmp_path))
-    with pytest.raises(CompatibilityError, match=r"T4\.toml.*thrice"):
-        fi_shim.plan("0.7.2", **REQUEST)
-
-
-def test_an_overlay_that_is_no_folder_is_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FI_SHIM_COMPAT", str(tmp_path / "missing"))
-    with pytest.raises(CompatibilityError, match="FI_SHIM_COMPAT is not a folder"):
-        fi_shim.plan("0.7.2", **REQUEST)
 
 
 def test_an_overlay_can_add_a_release(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

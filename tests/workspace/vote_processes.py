@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from conversation import Conversation
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("vote_rank_program.py")
@@ -38,24 +39,11 @@ class Process:
     """One rank, or the host of a store."""
 
     def __init__(self, address: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(address)
-        self._lines = self._socket.makefile()
-        self.pid = int(self._lines.readline())
-        self._futures: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._conversation = Conversation(address)
+        self.pid = self._conversation.pid
 
     def start(self, call: str, **keywords: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        with self._lock:
-            self._futures[len(self._futures)] = future
-            try:
-                self._socket.sendall(json.dumps({"call": call, **keywords}).encode() + b"\n")
-            except OSError as error:
-                future.set_exception(error)
-        return future
+        return self._conversation.start({"call": call, **keywords})
 
     def call(self, call: str, **keywords: Any) -> Any:
         return self.start(call, **keywords).result(SECONDS)
@@ -75,31 +63,14 @@ class Process:
         return False
 
     def end(self) -> None:
-        if self._lines.closed:
+        if self._conversation.is_over:  # its pid may be another's by now
             return
         for what in (signal.SIGCONT, signal.SIGKILL):
             try:
                 os.kill(self.pid, what)
             except ProcessLookupError:
                 break
-        self._listener.join(SECONDS)
-        self._lines.close()
-        self._socket.close()
-
-    def _listen(self) -> None:
-        try:
-            for line in self._lines:
-                answer = json.loads(line)
-                future = self._futures[answer["number"]]
-                if "error" in answer:
-                    future.set_exception(AssertionError(answer["error"]))
-                else:
-                    future.set_result(answer["value"])
-        except (OSError, ValueError):
-            pass
-        for future in self._futures.values():
-            if not future.done():
-                future.set_exception(EOFError(f"process {self.pid} is gone"))
+        self._conversation.wait_for_end(SECONDS)
 
 
 class Nursery:

@@ -7,6 +7,7 @@ this file.
 import os
 import sys
 
+OFF = ("0", "false", "off", "no")  # as in fi_shim/settings.py
 SITE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib costs as much as all the rest
 
 
@@ -59,7 +60,7 @@ def tell(text: str) -> None:
 def wait() -> None:
     """Register the finder, unless FI_SHIM=0 here. Simulated devices are independent of that, and lie under torch as well."""
     simulated = bool(os.environ.get("FI_SHIM_SIMULATE"))
-    if sys.version_info < (3, 10) or (os.environ.get("FI_SHIM", "").strip() == "0" and not simulated):
+    if sys.version_info < (3, 10) or (os.environ.get("FI_SHIM", "").strip().lower() in OFF and not simulated):
         return
     names = ("flashinfer", "torch", "cuda") if simulated else ("flashinfer",)
     sys.meta_path.insert(0, UntilFlashInfer(names))  # type: ignore[arg-type]  # importlib asks find_spec, and for no base class
