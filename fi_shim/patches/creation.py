@@ -44,9 +44,12 @@ def make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Ca
                 silence_destructor(kind, args)
         finally:
             _building.yes = False
-        if error is not None:
-            raise error
-        return built
+        try:
+            if error is not None:
+                raise error
+            return built
+        finally:
+            del built, error  # an exception must not keep this frame, which would keep it
 
     return outside_graphs(guarded)
 
@@ -64,8 +67,11 @@ def _make_restore_guard(backend: str, original: Callable[..., Any], context: Con
                 restored, error = transact("restore", original, (self, comm_backend), {}, settings, known)
         except Exception as fault:  # noqa: BLE001  # the same
             error = bare_decline("restore", fault)
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
         return original(self, comm_backend) if known is None else restored
 
     return outside_graphs(guarded)

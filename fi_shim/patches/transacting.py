@@ -72,8 +72,11 @@ def transact(
     if error is not None and error is decision.declined:
         with contextlib.suppress(Exception):  # noise only
             silence_destructor(kind, args)
-    decision.build = None
-    return built, error
+    decision.build = decision.declined = None
+    try:
+        return built, error
+    finally:
+        del built, error  # the frames that an exception keeps must not keep it
 
 
 @dataclass

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import fi_shim
@@ -110,6 +111,32 @@ def create(**keywords: Any) -> dict[str, Any]:
     if keep_error:
         kept.append(error)
     return result
+
+
+def ends_with_its_exception(**keywords: Any) -> dict[str, Any]:
+    """Whether a workspace that was not made is gone with the exception, though nobody collects garbage."""
+    import gc
+
+    workspace: Any = importlib.import_module("flashinfer.comm.allreduce").TRTLLMAllReduceFusionWorkspace
+    made: list[Any] = []
+
+    def new(owner: type, *_args: Any, **_kwargs: Any) -> Any:
+        made.append(weakref.ref(instance := object.__new__(owner)))
+        return instance
+
+    workspace.__new__ = staticmethod(new)
+    gc.collect()
+    gc.disable()
+    try:
+        told = ""
+        try:
+            _build(entry="class", **keywords)
+        except Exception as error:  # noqa: BLE001  # it is the result
+            told = type(error).__name__
+        return {"type": told, "gone": [reference() is None for reference in made]}
+    finally:
+        gc.enable()
+        del workspace.__new__
 
 
 def _told(error: Exception | None) -> dict[str, Any]:

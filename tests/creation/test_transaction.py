@@ -227,6 +227,16 @@ def test_nothing_stays_while_the_engine_keeps_the_exception(team: Callable[..., 
         assert "event=not_given_back" not in rank.said()
 
 
+@pytest.mark.parametrize("environ", [{}, {"FI_SHIM_PREFLIGHT": "off"}, {"FI_SHIM": "0"}])
+def test_no_frame_of_ours_keeps_a_workspace_longer_than_its_exception(team: Callable[..., Team], environ: dict[str, str]) -> None:
+    ranks = team(2, environ=environ)
+    wrong = ranks.all("ends_with_its_exception", dtype="float64", tokens=64)
+    assert wrong == [{"type": wrong[0]["type"], "gone": [True]}] * 2
+    if "FI_SHIM" not in environ:
+        different = ranks.all("ends_with_its_exception", each={1: {"hidden_dim": 2048}})
+        assert different == [{"type": "WorkspaceDeclined", "gone": [True]}] * 2
+
+
 def test_random_faults_at_random_times(team: Callable[..., Team]) -> None:
     release, source = "0.7.2.post1", random.Random(SEED)
     ranks = team(3, release=release, limits={**LIMITS, "silence": 4.0})
