@@ -11,7 +11,7 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fi_shim.tables import KINDS, CompatibilityError, folders, locate, pass_over, passed_over, read_table
+from fi_shim.tables import KINDS, CompatibilityError, check_word, folders, locate, pass_over, passed_over, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +26,7 @@ __all__ = [
 
 REFUSED = "refused"  # a backend that the release does not build in that mode
 _RULES = ("handle_type", "device", "legacy_creator")  # without them nothing can be probed
+_KNOWN_RULES = {"handle_type": ("rank", "group"), "device": ("rank", "current")}
 
 
 class UnknownReleaseError(ValueError):
@@ -138,11 +139,15 @@ def _overlay_release(path: Path) -> None:
     from fi_shim.workspace.sizes import load_regime  # which is built upon this module
 
     release = _release(path)
-    for regime in {*release.regimes.values(), *release.confidential.values(), release.rules["legacy_creator"]} - {REFUSED}:
+    for backend, name in (*release.regimes.items(), *release.confidential.items(), ("trtllm", release.rules["legacy_creator"])):
+        if name == REFUSED:
+            continue
         try:
-            load_regime(regime)
+            regime = load_regime(name)
         except CompatibilityError as error:
-            raise CompatibilityError(f"{path}: regime {regime!r}: {error}") from None
+            raise CompatibilityError(f"{path}: regime {name!r}: {error}") from None
+        if regime.backend != backend:
+            raise CompatibilityError(f"{path}: regime {name!r} is one of {regime.backend}, not of {backend}")
 
 
 def _release(path: Path) -> Release:
@@ -162,6 +167,8 @@ def _release(path: Path) -> Release:
         raise CompatibilityError(f"{path}: {_complaint(error)}") from None
     if release.version != path.stem:
         raise CompatibilityError(f"{path}: says version {release.version!r}, its name says {path.stem!r}")
+    for rule, values in _KNOWN_RULES.items():
+        check_word(path, rule, release.rules[rule], values)
     return release
 
 

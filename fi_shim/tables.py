@@ -108,6 +108,7 @@ def locate(kind: str, name: str, check: Callable[[Path], object]) -> Path:
     unusable: CompatibilityError | None = None
     for path in (folder / kind / found.name for folder in overlays):
         if not _is_there(path):
+            _PASSED_OVER.forget(path)
             continue
         try:
             check(path)
@@ -126,7 +127,7 @@ def _is_there(path: Path) -> bool:
     """Also what cannot be looked at: reading it says why."""
     try:
         path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a ValueError: such a name cannot be a file's
         return False
     except OSError:
         pass
@@ -151,3 +152,9 @@ def read_table(path: Path) -> dict[str, Any]:
         return _parsed(path, path.stat().st_mtime_ns)
     except (OSError, ValueError) as error:  # a TOMLDecodeError and a UnicodeDecodeError are ValueErrors
         raise CompatibilityError(f"{path}: {error}") from error
+
+
+def check_word(path: Path, name: str, value: object, known: tuple[str, ...]) -> None:
+    """CompatibilityError unless `value` is one of the known words."""
+    if value not in known:
+        raise CompatibilityError(f"{path}: {name} is {value!r}, not {' or '.join(known)}")

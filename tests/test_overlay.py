@@ -37,7 +37,19 @@ WRONG = [
     ("regimes", "T4", T4.replace('name = "T4"', 'name = "T5"', 1), "says name 'T5'"),
     ("regimes", "T4", T4.replace("times = 3", "thrice = 1"), "thrice"),
     ("regimes", "T4", T4.replace("times = 3", "times = 3, add = 1"), "not one operation"),
+    ("releases", "0.7.2", f"version = '0.7.2'\n{REGIMES}{RULES.replace('rank', 'rnk')}", "handle_type is 'rnk', not rank or group"),
+    ("releases", "0.7.2", f"version = '0.7.2'\n{REGIMES}{RULES.replace('current', 'any')}", "device is 'any'"),
+    ("releases", "0.7.2", f'version = "0.7.2"\n[regimes]\ntrtllm = "T\\u0000"\nmnnvl = "M3"\n{RULES}', "no such table"),
+    ("regimes", "T4", T4.replace('"cuMemCreate"', '"cuMemcreate"'), "allocator is 'cuMemcreate'"),
+    ("regimes", "T4", T4.replace('multicast = "none"', 'multicast = "nome"'), "multicast is 'nome'"),
+    ("regimes", "T4", T4.replace('backend = "trtllm"', 'backend = "trtlm"'), "backend is 'trtlm'"),
     ("patches", "validator", "read_in = '0.7.2'", "'functions' is missing"),
+]
+IN_AN_OVERLAY = [  # which is tried before it is used
+    ("releases", "0.7.2", f"version = '0.7.2'\n{REGIMES.replace('T4', 'M3')}{RULES}", "regime 'M3' is one of mnnvl, not of trtllm"),
+    ("releases", "0.7.2", f"version = '0.7.2'\n{REGIMES}{RULES.replace('T2', 'M3')}", "regime 'M3' is one of mnnvl, not of trtllm"),
+    ("regimes", "T4", T4.replace("times = 3", "times = -3"), "lamport of -"),
+    ("regimes", "T4", T4.replace('align = "allocation_granularity"', "align = 0"), "takes 0"),
 ]
 
 
@@ -63,7 +75,7 @@ def told() -> str:
     return "\n".join(package.status()["drift"].get("passed_over", ()))
 
 
-@pytest.mark.parametrize(("kind", "name", "text", "complaint"), WRONG)
+@pytest.mark.parametrize(("kind", "name", "text", "complaint"), [*WRONG, *IN_AN_OVERLAY])
 def test_a_file_that_cannot_be_used_is_told_and_the_packaged_one_holds(
     overlay: Any, kind: str, name: str, text: str, complaint: str
 ) -> None:
@@ -78,7 +90,7 @@ def test_a_file_that_cannot_be_used_is_told_and_the_packaged_one_holds(
     assert plan() == without
 
 
-@pytest.mark.parametrize(("kind", "name", "text", "complaint"), WRONG)
+@pytest.mark.parametrize(("kind", "name", "text", "complaint"), [*WRONG, *IN_AN_OVERLAY])
 def test_all_files_are_looked_at_for_the_doctor(overlay: Any, kind: str, name: str, text: str, complaint: str) -> None:
     path = overlay(kind, name, text)
     assert [problem for problem in check_overlay() if str(path) in problem and complaint in problem]

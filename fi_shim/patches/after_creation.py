@@ -48,7 +48,10 @@ class Audit:
             verdict = Verdict("no", f"fi_shim failed on this rank before it could vote: {type(error).__name__}: {error}")
         if not verdict.declined:
             return None
-        give_back(self.kind, built)
+        try:
+            give_back(self.kind, built)
+        except Exception as error:  # noqa: BLE001  # what is decided holds
+            log.event("warning", "not_given_back", what=f"{self.what}: {type(error).__name__}: {error}")
         return verdict
 
     def failed(self, error: BaseException) -> None:

@@ -44,12 +44,15 @@ def make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Ca
                 silence_destructor(kind, args)
         finally:
             _building.yes = False
+        context = error.__context__ if error is not None else None
         try:
             if error is not None:
                 raise error
             return built
         finally:
-            del built, error  # an exception must not keep this frame, which would keep it
+            if error is not None:
+                error.__context__ = context  # FlashInfer's own, and not what the caller happens to handle
+            del built, error, context  # an exception must not keep this frame, which would keep it
 
     return outside_graphs(guarded)
 
@@ -67,12 +70,15 @@ def _make_restore_guard(backend: str, original: Callable[..., Any], context: Con
                 restored, error = transact("restore", original, (self, comm_backend), {}, settings, known)
         except Exception as fault:  # noqa: BLE001  # the same
             error = bare_decline("restore", fault)
+        context = error.__context__ if error is not None else None
         try:
             if error is not None:
                 raise error
+            return original(self, comm_backend) if known is None else restored
         finally:
-            del error
-        return original(self, comm_backend) if known is None else restored
+            if error is not None:
+                error.__context__ = context  # as above
+            del restored, error, context
 
     return outside_graphs(guarded)
 

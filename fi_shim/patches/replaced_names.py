@@ -47,9 +47,9 @@ def _replacements() -> dict[tuple[Any, str], Callable[[Any], Any]]:
     if symmetric is not None:
         for owner in filter(None, (symmetric, sys.modules.get(comm + "mnnvl_cutedsl.symmetric_buffer"))):
             found[owner, "symm_mem"] = lambda module: SymmetricMemoryStandIn(module, symmetric._enable_symm_mem_for_group)  # noqa: SLF001
-    for name in [name for name in sys.modules if name.startswith(cutedsl)] if cutedsl in sys.modules else ():
-        if hasattr(sys.modules[name], "dist"):
-            found[sys.modules[name], "dist"] = DistStandIn
+    for name, module in list(sys.modules.items()) if cutedsl in sys.modules else ():
+        if name.startswith(cutedsl) and hasattr(module, "dist"):
+            found[module, "dist"] = DistStandIn
     found[sys.modules[comm + "mnnvl"].SymmDeviceMemory, "__init__"] = _remembering
     return found
 

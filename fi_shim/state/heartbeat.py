@@ -1,7 +1,7 @@
 """A thread that does something every few seconds, and is gone while the process forks.
 
-Python warns of a fork in a process with threads (from 3.12 on, and with `-W error` fails it), and a thread that is at work at that moment
-leaves its locks to the child as they were.
+Python warns of a fork in a process with threads (from 3.12 on), and a thread that is at work at that moment leaves its locks to the child as
+they were. Some releases of 3.13 and 3.14 (cpython issue 137109) count the threads when ours is back, and warn all the same.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin, if it does not beat already. A system that gives no thread is not an error."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             return
         with contextlib.suppress(RuntimeError):
             thread = threading.Thread(target=self._run, args=(self._over,), name="fi_shim-state", daemon=True)
             thread.start()
-            self._thread, self.wanted = thread, True
+            self._thread, self.wanted = thread, True  # one that a fork has ended meanwhile is not alive, and the next call begins anew
 
     def stop(self) -> None:
         """End, without waiting for it."""

@@ -37,7 +37,7 @@ def _table(files: Sequence[StateFile]) -> str:
     longest = max(SHORTEST_HOST, LINE - sum(widths) - 2 * (len(widths) - 1) + widths[_HOST])
     for row in rows:
         if len(row[_HOST]) > longest:  # hosts of one deployment differ at the end
-            row[_HOST] = "…" + row[_HOST][1 - longest :]
+            row[_HOST] = ".." + row[_HOST][2 - longest :]
     widths[_HOST] = max(len(row[_HOST]) for row in rows)
     rows.insert(1, ["-" * width for width in widths])
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from fi_shim.tables import CompatibilityError, locate, read_table
+from fi_shim.tables import CompatibilityError, check_word, locate, read_table
 from fi_shim.workspace.request import WorkspaceShape
 
 if TYPE_CHECKING:
@@ -111,6 +111,13 @@ class Regime:
         return AllocationPlan(self.name, tuple(allocations), {key: known[name] for key, name in self.table["metadata"].items()})
 
 
+_WORDS: Final = {
+    "backend": ("trtllm", "mnnvl"),
+    "allocator": ("cuMemCreate", "symm_mem", "cudaMalloc"),
+    "multicast": ("none", "granularity", "object"),
+}
+
+
 def load_regime(name: str) -> Regime:
     """Read a regime. CompatibilityError if its table is missing or incomplete."""
     return _regime(locate("regimes", name, _overlay_regime))
@@ -120,11 +127,14 @@ def _overlay_regime(path: Path) -> None:
     """Read a regime and try it once, before it takes the place of a packaged one."""
     regime = _regime(path)
     try:
-        regime.plan(WorkspaceShape(regime.backend, 2, 16, 4096, "bfloat16"), Granularities())
+        plan = regime.plan(WorkspaceShape(regime.backend, 2, 16, 4096, "bfloat16"), Granularities())
     except CompatibilityError:
         raise
     except ValueError:  # it may refuse that shape
         return
+    for allocation in plan.allocations:
+        if not 0 < allocation.requested <= allocation.allocated:
+            raise CompatibilityError(f"{path}: {allocation.purpose} of {allocation.requested} bytes takes {allocation.allocated}")
 
 
 def _regime(path: Path) -> Regime:
@@ -134,6 +144,8 @@ def _regime(path: Path) -> Regime:
         raise CompatibilityError(f"{path}: {', '.join(sorted(missing))} missing")
     if table["name"] != name:
         raise CompatibilityError(f"{path}: says name {table['name']!r}")
+    for word, values in _WORDS.items():
+        check_word(path, word, table[word], values)
     return Regime(name, table["backend"], table["multicast"], path, table)
 
 

@@ -114,7 +114,7 @@ def create(**keywords: Any) -> dict[str, Any]:
 
 
 def ends_with_its_exception(**keywords: Any) -> dict[str, Any]:
-    """Whether a workspace that was not made is gone with the exception, though nobody collects garbage."""
+    """Whether a workspace that was not made is gone with the exception, though nobody collects garbage; and what that exception followed from."""
     import gc
 
     workspace: Any = importlib.import_module("flashinfer.comm.allreduce").TRTLLMAllReduceFusionWorkspace
@@ -128,12 +128,19 @@ def ends_with_its_exception(**keywords: Any) -> dict[str, Any]:
     gc.collect()
     gc.disable()
     try:
-        told = ""
+        chain = []
         try:
-            _build(entry="class", **keywords)
-        except Exception as error:  # noqa: BLE001  # it is the result
-            told = type(error).__name__
-        return {"type": told, "gone": [reference() is None for reference in made]}
+            {}["what the engine is at"]
+        except KeyError:
+            try:
+                _build(entry="class", **keywords)
+            except Exception as error:  # noqa: BLE001  # it is the result
+                link: Any = error
+                while link is not None:
+                    chain.append(type(link).__name__)
+                    link = link.__context__
+                del link
+        return {"chain": chain, "gone": [reference() is None for reference in made]}
     finally:
         gc.enable()
         del workspace.__new__

@@ -227,14 +227,16 @@ def test_nothing_stays_while_the_engine_keeps_the_exception(team: Callable[..., 
         assert "event=not_given_back" not in rank.said()
 
 
-@pytest.mark.parametrize("environ", [{}, {"FI_SHIM_PREFLIGHT": "off"}, {"FI_SHIM": "0"}])
-def test_no_frame_of_ours_keeps_a_workspace_longer_than_its_exception(team: Callable[..., Team], environ: dict[str, str]) -> None:
+@pytest.mark.parametrize("environ", [{}, {"FI_SHIM_PREFLIGHT": "off"}, {"FI_SHIM_DISABLE": "creation"}])
+def test_an_exception_is_as_without_us_and_keeps_no_workspace(team: Callable[..., Team], environ: dict[str, str]) -> None:
+    wrong = {"dtype": "float64", "tokens": 64}
+    plain = team(2, environ={"FI_SHIM": "0"}).all("ends_with_its_exception", **wrong)
+    assert plain[0]["gone"] == [True]
     ranks = team(2, environ=environ)
-    wrong = ranks.all("ends_with_its_exception", dtype="float64", tokens=64)
-    assert wrong == [{"type": wrong[0]["type"], "gone": [True]}] * 2
-    if "FI_SHIM" not in environ:
+    assert ranks.all("ends_with_its_exception", **wrong) == plain
+    if "FI_SHIM_DISABLE" not in environ:
         different = ranks.all("ends_with_its_exception", each={1: {"hidden_dim": 2048}})
-        assert different == [{"type": "WorkspaceDeclined", "gone": [True]}] * 2
+        assert different == [{"chain": ["WorkspaceDeclined"], "gone": [True]}] * 2
 
 
 def test_random_faults_at_random_times(team: Callable[..., Team]) -> None:

@@ -131,7 +131,8 @@ print(json.dumps([while_forking, parent, [json.loads(line) for line in os.fdopen
     assert during == [[["MainThread"], 1]] * 30
     assert parent == children == [[["MainThread", "fi_shim-state"], 2]] * 30
     assert beats is True
-    assert done.stderr == ""
+    if sys.version_info < (3, 13):  # some of these count the threads when ours is back (cpython issue 137109)
+        assert done.stderr == ""
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_hangs(host: Any, folder: Path) -> None:
