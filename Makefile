@@ -13,7 +13,7 @@ ALONE := --last-failed --last-failed-no-failures none
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEPENDENCIES := pyproject.toml Makefile
 
-.PHONY: demo test lint matrix bench clean
+.PHONY: demo test lint matrix matrix-engines bench clean
 
 demo: $(VENV)/host
 	$(BIN)/python tools/fetch_flashinfer.py $(DEMO_FLASHINFER) >$(VENV)/demo-flashinfer
@@ -43,7 +43,12 @@ matrix: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py) >/dev/null
 	$(BIN)/python tools/matrix.py
 	@# What takes too long for every day: all faults, all orders of coming, all broken functions.
-	$(BIN)/python -m pytest -n 2 -m matrix --ignore tests/real_flashinfer/test_releases.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 -m matrix --ignore tests/real_flashinfer/test_releases.py --ignore tests/engines $(PYTEST_ARGS)
+
+matrix-engines: $(VENV)/dev
+	$(BIN)/python tools/fetch_engine.py --all >/dev/null
+	@# A release of an engine is loaded in one worker.
+	$(BIN)/python -m pytest -n 2 -m matrix --dist loadgroup $(PYTEST_ARGS) tests/engines
 
 bench: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $(DEMO_FLASHINFER) >$(VENV)/bench-flashinfer

@@ -23,6 +23,18 @@ OUT_OF_REACH: Final = {
     "tokenspeed": "brings its own copy of FlashInfer's all-reduce: there is nothing to patch",
 }
 
+TESTED: Final = {
+    "sglang": (
+        "0.5.9", "0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14", "0.5.15", "0.5.15.post1",
+        "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23",
+    ),
+    "vllm": (
+        "0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.25.1", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0",
+        "0.32.0", "0.33.0",
+    ),
+}  # fmt: skip
+"""Engine -> releases whose real modules tests/engines drives, each with the FlashInfer that it pins; oldest first."""
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -54,6 +66,8 @@ class Engine:
     """What its own requirements say of FlashInfer; empty if nothing."""
     pin_holds: bool | None
     """Whether the FlashInfer that is here is what it asks for; None if that cannot be said."""
+    tested: bool | None = None
+    """Whether it is one of TESTED; None for an engine that no test drives."""
     notes: tuple[str, ...] = field(default=())
     unsafe: tuple[str, ...] = field(default=())
 
@@ -81,10 +95,23 @@ def _engine(name: str, version: str, requirements: Iterable[str], flashinfer: st
     notes = [OUT_OF_REACH[name]] if name in OUT_OF_REACH else []
     if holds is False:
         notes.append(f"asks for {FLASHINFER}{pin}, {flashinfer} is here: its own size arithmetic is that of another release")
+    tested = _is_tested(name, version)
+    if tested is False:
+        notes.append(f"no test drives {version}; tests drive {TESTED[name][0]} .. {TESTED[name][-1]}")
     if name == "sglang" and (where := where_declined(version)):
         notes.append(where)
     unsafe = [c.what for c in COMBINATIONS if c.engine == name and _contains(c.versions, version) and _contains(c.flashinfer, flashinfer)]
-    return Engine(name, version, pin, holds, tuple(notes), tuple(unsafe))
+    return Engine(name, version, pin, holds, tested, tuple(notes), tuple(unsafe))
+
+
+def _is_tested(name: str, version: str) -> bool | None:
+    """A local version (+cu130) is the release's."""
+    if name not in TESTED:
+        return None
+    try:
+        return Version(version).public in TESTED[name]
+    except InvalidVersion:
+        return False
 
 
 def _pin(requirements: Iterable[str]) -> str:

@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from engines import driven
 
-from fi_shim.installed_engines import installed_engines
+from fi_shim.installed_engines import TESTED, installed_engines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,13 +74,39 @@ def test_unsafe_combinations(install: Install, name: str, version: str, flashinf
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [("0.5.10", "never declined"), ("0.5.20", "at pre-initialisation or not at all"), ("0.5.21", ""), ("0.0.0", "")]
+    ("version", "words"),
+    [("0.5.10", "never declined"), ("0.5.20", "at pre-initialisation or not at all"), ("0.5.21", ""), ("0.0.0", "no test drives 0.0.0")],
 )
 def test_where_sglang_is_declined(install: Install, version: str, words: str) -> None:
     install("sglang", version)
     (engine,) = installed_engines(None)
     assert bool(engine.notes) is bool(words)
     assert words in " ".join(engine.notes)
+
+
+@pytest.mark.parametrize("engine", TESTED)
+def test_what_is_called_tested_is_what_tests_drive(engine: str) -> None:
+    assert TESTED[engine] == tuple(str(driven.version(release)) for release in driven.releases(engine, fixes=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "tested"),
+    [
+        ("sglang", "0.5.18", True),
+        ("sglang", "0.5.10.post1", True),
+        ("sglang", "0.5.10.post2", False),
+        ("sglang", "0.5.24", False),
+        ("vllm", "0.22.0+cu130", True),
+        ("vllm", "0.21.0", False),
+        ("vllm", "a build", False),
+        ("tensorrt-llm", "1.3.0", None),
+    ],
+)
+def test_releases_that_tests_drive(install: Install, name: str, version: str, tested: bool | None) -> None:
+    install(name, version)
+    (engine,) = installed_engines(None)
+    assert engine.tested is tested
+    assert any("no test drives" in note for note in engine.notes) is (tested is False)
 
 
 @pytest.mark.flashinfer

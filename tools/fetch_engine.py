@@ -4,6 +4,7 @@ A wheel of vLLM is 350 MB, nearly all of it compiled kernels; its Python files a
 `<cache>/engines/<name>-<version>/`, a folder to put on PYTHONPATH. A release that is there already is not fetched again.
 
 usage: python tools/fetch_engine.py sglang==0.5.23 vllm==0.33.0 ...      (prints the folders, one a line)
+       python tools/fetch_engine.py --all                                (every release that tests drive: 5 GB to download, once)
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from fetch_wheel import cache_root, fetch_wheel
+
+from fi_shim.installed_engines import TESTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +46,11 @@ def fetch(name: str, version: str, options: Sequence[str] = ()) -> Path:
 def main() -> int:
     """Fetch the releases named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("releases", nargs="+", metavar="NAME==VERSION")
-    for release in parser.parse_args().releases:
+    parser.add_argument("releases", nargs="*", metavar="NAME==VERSION")
+    parser.add_argument("--all", action="store_true", help="every release that tests drive")
+    chosen = parser.parse_args()
+    every = [f"{name}=={version}" for name, versions in TESTED.items() for version in versions]
+    for release in every if chosen.all else chosen.releases:
         name, _, version = release.partition("==")
         print(fetch(name, version), flush=True)
     return 0

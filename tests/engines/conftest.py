@@ -8,17 +8,26 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 from creation.pool import Nursery, Team
+from engines.driven import FLASHINFER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
-FLASHINFER = {  # what each release pins
-    "sglang-0.5.9": "0.6.3", "sglang-0.5.10": "0.6.7.post2", "sglang-0.5.11": "0.6.8.post1", "sglang-0.5.12": "0.6.11.post1",
-    "sglang-0.5.13": "0.6.12", "sglang-0.5.14": "0.6.12", "sglang-0.5.15": "0.6.12", "sglang-0.5.16": "0.6.14",
-    "sglang-0.5.17": "0.6.15.post1", "sglang-0.5.18": "0.6.17", "sglang-0.5.19": "0.6.18", "sglang-0.5.20": "0.6.18",
-    "sglang-0.5.21": "0.6.18", "sglang-0.5.22": "0.7.1", "sglang-0.5.23": "0.7.2", "vllm-0.23.0": "0.6.12", "vllm-0.33.0": "0.7.2.post1",
-}  # fmt: skip
+MOST_LOADED = 8  # engines kept in memory, half a gigabyte each
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests of one release follow each other, whatever the file, in one worker: an engine takes ten seconds to load."""
+    places = [place for place, item in enumerate(items) if item.path.parent == HERE]
+    for place, item in zip(places, sorted((items[place] for place in places), key=_release), strict=True):
+        item.add_marker(pytest.mark.xdist_group(_release(item)))
+        items[place] = item
+
+
+def _release(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return "" if callspec is None else str(callspec.params.get("release", ""))
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +48,8 @@ def engine(engine_nurseries: dict[tuple[str, str], Nursery], tmp_path: Path) -> 
         name, _, version = release.partition("-")
         key = (release, flashinfer or FLASHINFER[release])
         if key not in engine_nurseries:
+            while len(engine_nurseries) >= MOST_LOADED:
+                engine_nurseries.pop(next(iter(engine_nurseries))).close()
             engine_nurseries[key] = Nursery(key[1], f"{name}_jobs", (HERE, fetch_engine.fetch(name, version)))
         folder = tmp_path / f"team-{len(started)}"
         folder.mkdir()

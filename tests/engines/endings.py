@@ -23,6 +23,13 @@ def both(ranks: Team, job: str, **keywords: Any) -> Any:
     return first
 
 
+def fusion_is_off(ranks: Team) -> None:
+    """SGLang has given fusion up on both ranks, and what remains works."""
+    assert both(ranks, "told") == {"unavailable": True, "moe": None, "attention": None}
+    assert both(ranks, "forward") == "fell back"
+    assert both(ranks, "all_reduce") == 2.0
+
+
 def leaves_a_peer_waiting(ranks: Team, job: str, **keywords: Any) -> None:
     """One rank comes back, the other one does not."""
     done, late = wait(ranks.start(job, **keywords), timeout=HANG_SECONDS)

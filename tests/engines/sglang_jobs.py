@@ -19,6 +19,7 @@ for name in ("sglang.srt.utils.common", "sglang.srt.utils"):
     importlib.import_module(name).is_flashinfer_available = lambda: True  # type: ignore[attr-defined]  # it asks for a CUDA build of torch
 importlib.import_module("sglang.srt.utils.custom_op").register_custom_op = lambda **_options: lambda body: body  # type: ignore[attr-defined]
 FUSION = "sglang.srt.layers.flashinfer_comm_fusion"
+CONTEXT = "sglang.srt.runtime_context"
 fusion: Any = importlib.import_module(FUSION)
 
 
@@ -27,7 +28,7 @@ def _launch(**_keywords: Any) -> None:
     dist.barrier(group=rank_jobs.groups["kernels"])
 
 
-flashinfer.comm.allreduce_fusion = _launch
+flashinfer.comm.allreduce_fusion = flashinfer.comm.trtllm_allreduce_fusion = _launch  # the second is 0.5.9's
 
 
 def enter(backend: str = "trtllm") -> None:
@@ -46,7 +47,8 @@ def enter(backend: str = "trtllm") -> None:
     resources = SimpleNamespace(buffers={})
     answers: dict[str, Any] = {
         "get_parallel": parallel, "get_exec": SimpleNamespace(comm=settings), "get_resources": resources, "get_global_server_args": settings,
-        "get_platform": SimpleNamespace(is_sm90=True, is_sm100=False), "is_sm90_supported": True, "is_sm100_supported": False,
+        "get_server_args": settings, "get_platform": SimpleNamespace(is_sm90=True, is_sm100=False),
+        "is_sm90_supported": True, "is_sm100_supported": False,
         "get_tp_group": coordinator, "get_attn_tp_group": coordinator, "get_moe_tp_group": coordinator,
         "get_tensor_model_parallel_world_size": size,
         "get_attn_tensor_model_parallel_world_size": size, "get_attn_tensor_model_parallel_rank": rank,
@@ -54,8 +56,9 @@ def enter(backend: str = "trtllm") -> None:
         "get_moe_expert_parallel_world_size": 1, "get_moe_expert_parallel_rank": 0,
         "resolve_fusion_group": (size, rank, coordinator), "resolve_fusion_world_size": size,
     }  # fmt: skip
-    for name in answers.keys() & vars(fusion).keys():
-        setattr(fusion, name, lambda answer=answers[name], **_which: answer)
+    for module in (fusion, sys.modules.get(CONTEXT, fusion)):  # 0.5.16 .. 0.5.18 import from the second at each call
+        for name in answers.keys() & vars(module).keys():
+            setattr(module, name, lambda answer=answers[name], **_which: answer)
 
 
 def pre_initialize(tokens: int = 2048, hidden_dim: int = 1024, dtype: str = "bfloat16") -> dict[str, Any]:
@@ -100,7 +103,8 @@ def clean_up() -> None:
 
 def told() -> dict[str, Any]:
     """What SGLang thinks of its workspaces."""
-    return {"unavailable": fusion._flashinfer_allreduce_unavailable, **{name: _described(one) for name, one in _managers().items()}}
+    unavailable = getattr(fusion, "_flashinfer_allreduce_unavailable", False)  # 0.5.9 has no such state
+    return {"unavailable": unavailable, **{name: _described(one) for name, one in _managers().items()}}
 
 
 def own_code() -> dict[str, bool]:
@@ -136,9 +140,10 @@ def _managers() -> dict[str, Any]:
 def _described(manager: Any) -> dict[str, Any] | None:
     if not manager.initialized:
         return None
-    metadata = getattr(manager.workspace, "metadata", {})
+    workspace = getattr(manager, "workspace", None)  # 0.5.9 has handles and a tensor
+    metadata = getattr(workspace, "metadata", {})
     return {
-        "backend": getattr(manager.workspace, "backend", "legacy"),
+        "backend": getattr(workspace, "backend", "legacy"),
         "tokens": metadata.get("max_token_num"),
         "fp32": metadata.get("use_fp32_lamport"),
     }

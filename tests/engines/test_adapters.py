@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from engines.driven import releases, version
 from engines.endings import both
+from packaging.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +46,32 @@ def test_only_what_is_needed_and_all_is_undone(engine: Callable[..., Team], rele
     assert ours(ranks) == set()
     both(ranks, "activate")
     assert ours(ranks) == PREFLIGHT | FP32
+
+
+def expected(release: str) -> dict[str, str]:
+    """Why each change to this release is needed or not."""
+    number, is_needed = version(release), {True: "applied", False: "not needed"}
+    return {
+        "sglang_preflight": is_needed[number >= Version("0.5.11")],
+        "sglang_forward": is_needed[Version("0.5.10") <= number < Version("0.5.21")],
+        "sglang_fp32": is_needed[number >= Version("0.5.14")],
+    }
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("release", releases("sglang", fixes=True))
+def test_what_each_release_needs(engine: Callable[..., Team], release: str) -> None:
+    ranks = engine(release)
+    assert states(ranks) == expected(release)
+    changed = {"sglang_preflight": PREFLIGHT, "sglang_forward": FORWARD, "sglang_fp32": FP32}
+    there = both(ranks, "own_code").keys()
+    assert ours(ranks) == {name for patch, state in expected(release).items() if state == "applied" for name in changed[patch]} & there
+    patches = ranks.all("status")[0]["patches"]
+    assert all(patches[name]["reason"].startswith(f"SGLang {version(release)}") for name in changed)
+    assert {patches[name]["state"] for name in ("creation", "validator")} == {"applied"}
+    assert "event=patch_not_applied" not in ranks.ranks[0].said()
+    both(ranks, "deactivate")
+    assert ours(ranks) == set()
 
 
 @pytest.mark.parametrize("release", ["sglang-0.5.20"])

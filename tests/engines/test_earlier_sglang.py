@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from engines.driven import driven, releases
 from engines.endings import SHIM_OFF, both, leaves_a_peer_waiting
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ ONE_SHORT = "2x8GiB;1=4MiB"
 
 
 @pytest.mark.parametrize(("forced", "kind"), [("1", POSIX), ("0", FABRIC)])
-@pytest.mark.parametrize("release", ["sglang-0.5.11", pytest.param("sglang-0.5.10", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("release", driven(releases("sglang", "0.5.10", "0.5.12"), daily=("sglang-0.5.11",)))
 def test_the_probe_asks_for_what_sglang_lets_flashinfer_ask_for(engine: Callable[..., Team], release: str, forced: str, kind: int) -> None:
     ranks = engine(release, simulate="2x8GiB;fabric=on", environ={OVERRIDE: forced})
     both(ranks, "record_properties")
-    if release == "sglang-0.5.11":
+    if release != "sglang-0.5.10":
         assert not both(ranks, "pre_initialize")["unavailable"]
     assert both(ranks, "forward") == "fused"
     asked = ranks.all("recorded")[0]
@@ -32,11 +33,19 @@ def test_the_probe_asks_for_what_sglang_lets_flashinfer_ask_for(engine: Callable
     assert {line.partition("handle type ")[2].partition(",")[0] for line in asked} == {str(kind)}
 
 
-@pytest.mark.parametrize("release", ["sglang-0.5.11"])
-def test_one_rank_is_short(engine: Callable[..., Team], release: str) -> None:
-    ranks = engine(release, simulate=ONE_SHORT)
-    assert both(ranks, "pre_initialize") == {"unavailable": True, "moe": None, "attention": None}
-    assert len(ranks.all("status")[0]["declines"]) == 1
+@pytest.mark.matrix
+@pytest.mark.parametrize("release", releases("sglang", before="0.5.11", fixes=True))
+def test_all_is_well_in_forward(engine: Callable[..., Team], release: str) -> None:
+    ranks = engine(release)
+    legacy = release == "sglang-0.5.9"  # which never grows
+    assert both(ranks, "forward") == "fused"
+    first = {"backend": "legacy", "tokens": None, "fp32": None} if legacy else {"backend": "trtllm", "tokens": 2048, "fp32": False}
+    assert both(ranks, "told") == {"unavailable": False, "attention": first}
+    assert both(ranks, "forward", tokens=4096) == "fused"
+    assert both(ranks, "told")["attention"] == (first if legacy else {**first, "tokens": 4096})
+    both(ranks, "clean_up")
+    assert both(ranks, "told") == {"unavailable": False, "attention": None}
+    assert both(ranks, "forward") == "fused"
     assert both(ranks, "all_reduce") == 2.0
 
 

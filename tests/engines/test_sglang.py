@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engines.endings import SHIM_OFF, both, leaves_a_peer_waiting
+from engines.driven import FLASHINFER, SGLANG_DAILY, driven, releases, version
+from engines.endings import SHIM_OFF, both, fusion_is_off
+from packaging.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,17 +16,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.flashinfer
 
-RELEASES = ("sglang-0.5.15", "sglang-0.5.20", "sglang-0.5.23")
-BEFORE_THE_FIX = RELEASES[:2]
+RELEASES = driven(releases("sglang", "0.5.11", fixes=True), daily=SGLANG_DAILY)
+NEVER_SHRINKS_SINCE = Version("0.5.14")
 FITS = {"unavailable": False, "moe": {"backend": "trtllm", "tokens": 2048, "fp32": False}}
 OWN_PREFLIGHT = "cuMulticastGetGranularity"  # which FlashInfer's trtllm workspaces of these releases do not ask for
-
-
-def fell_back(ranks: Team) -> None:
-    """Fusion is off on both ranks, and what remains works."""
-    assert both(ranks, "told") == {"unavailable": True, "moe": None, "attention": None}
-    assert both(ranks, "forward") == "fell back"
-    assert both(ranks, "all_reduce") == 2.0
+ASKS_LIKE_THE_COPY = ("0.6.8.post1",)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -34,23 +30,36 @@ def test_all_is_well(engine: Callable[..., Team], release: str) -> None:
     assert told == {**FITS, "attention": FITS["moe"]}
     calls = both(ranks, "calls")
     assert calls["cuMemCreate"] == 2 * (3 + 3)  # two workspaces, each probed once and allocated once
-    assert OWN_PREFLIGHT not in calls
+    assert OWN_PREFLIGHT not in calls or FLASHINFER[release] in ASKS_LIKE_THE_COPY
     assert both(ranks, "forward") == "fused"
     assert [both(ranks, "ask", tokens=tokens) for tokens in (2048, 2049)] == [True, False]
     assert both(ranks, "forward", tokens=4096) == "fused"
     assert both(ranks, "told")["attention"]["tokens"] == 4096
     both(ranks, "clean_up")
     assert both(ranks, "told") == {"unavailable": False, "moe": None, "attention": None}
-    assert both(ranks, "pre_initialize")["attention"]["tokens"] == 4096
+    assert both(ranks, "pre_initialize")["attention"]["tokens"] == (4096 if version(release) >= NEVER_SHRINKS_SINCE else 2048)
     assert both(ranks, "all_reduce") == 2.0
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", driven(releases("sglang"), daily=()))
+def test_cleaning_up_leaves_no_more_than_without_the_shim(engine: Callable[..., Team], release: str) -> None:
+    left = []
+    for environ in ({}, SHIM_OFF):
+        ranks = engine(release, environ=environ)
+        for tokens in (16, 4096):
+            assert both(ranks, "forward", tokens=tokens) == "fused"
+        both(ranks, "clean_up")
+        left.append(ranks.all("left"))
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("release", driven(releases("sglang", "0.5.11", fixes=True), daily=("sglang-0.5.11", *SGLANG_DAILY)))
 def test_one_rank_is_short(engine: Callable[..., Team], release: str) -> None:
     ranks = engine(release, simulate="2x8GiB;1=4MiB")
     both(ranks, "pre_initialize")
-    fell_back(ranks)
+    fusion_is_off(ranks)
     for status in ranks.all("status"):
+        assert len(status["declines"]) == 1
         assert "rank 1" in status["declines"][0]["reason"]
 
 
@@ -73,16 +82,16 @@ def test_what_sglang_refuses_and_flashinfer_can(engine: Callable[..., Team], rel
     assert told["moe"]["backend"] == told["attention"]["backend"] == how.get("backend", "trtllm")
     without = engine(release, **how, environ=SHIM_OFF)
     both(without, "pre_initialize")
-    fell_back(without)
+    fusion_is_off(without)
 
 
-@pytest.mark.parametrize("release", BEFORE_THE_FIX)
+@pytest.mark.parametrize("release", driven(releases("sglang", "0.5.12", "0.5.23"), daily=SGLANG_DAILY))
 def test_what_earlier_ones_refuse(engine: Callable[..., Team], release: str) -> None:
     ranks = engine(release, simulate=TOO_LITTLE_FOR_THE_COPY)
     assert not both(ranks, "pre_initialize")["unavailable"]
     without = engine(release, simulate=TOO_LITTLE_FOR_THE_COPY, environ=SHIM_OFF)
     both(without, "pre_initialize")
-    fell_back(without)
+    fusion_is_off(without)
 
 
 NOT_IN_FORCE: dict[str, dict[str, str]] = {
@@ -97,7 +106,7 @@ NOT_IN_FORCE: dict[str, dict[str, str]] = {
 def test_sglangs_own_stays_in_force_where_ours_is_not(engine: Callable[..., Team], release: str, reason: str) -> None:
     ranks = engine(release, simulate=TOO_LITTLE_FOR_THE_COPY, environ=NOT_IN_FORCE[reason])
     both(ranks, "pre_initialize")
-    fell_back(ranks)
+    fusion_is_off(ranks)
     assert all(OWN_PREFLIGHT in calls for calls in ranks.all("calls"))
 
 
@@ -106,7 +115,7 @@ def test_sglangs_own_stays_in_force_where_nothing_is_known_of_flashinfer(engine:
     ranks = engine(release, simulate=TOO_LITTLE_FOR_THE_COPY)
     both(ranks, "break_function", name="fi_shim.drift.knowledge:Knowledge.required_release")
     both(ranks, "pre_initialize")
-    fell_back(ranks)
+    fusion_is_off(ranks)
     assert all(OWN_PREFLIGHT in calls for calls in ranks.all("calls"))
 
 
@@ -124,11 +133,11 @@ def test_a_rank_without_the_shim_meets_the_others_in_sglangs_vote(engine: Callab
     """Stepping aside must not skip the collective: the other rank is in it."""
     ranks = engine(release, simulate=f"2x8GiB;{without}=4MiB", each={without: SHIM_OFF})
     both(ranks, "pre_initialize")
-    fell_back(ranks)
+    fusion_is_off(ranks)
     assert OWN_PREFLIGHT not in ranks.result(ranks.ranks[1 - without].start("calls"))
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", driven(releases("sglang", "0.5.14"), daily=SGLANG_DAILY))
 def test_an_fp32_tensor(engine: Callable[..., Team], release: str) -> None:
     ranks = engine(release)
     both(ranks, "pre_initialize")
@@ -142,86 +151,3 @@ def test_an_fp32_tensor(engine: Callable[..., Team], release: str) -> None:
     both(without, "pre_initialize")
     assert both(without, "forward", dtype="float32") == "fell back"
     assert both(without, "told")["unavailable"] is True
-
-
-@pytest.mark.parametrize("release", BEFORE_THE_FIX)
-def test_no_decline_in_forward_where_that_would_be_wrong(engine: Callable[..., Team], release: str) -> None:
-    """Growing in forward, with too little memory on one rank for our vote's taste: as without the shim, SGLang's own preflight decides."""
-    ranks = engine(release, simulate="2x8GiB;1=1300MiB")
-    assert not both(ranks, "pre_initialize", tokens=128)["unavailable"]
-    assert both(ranks, "forward", tokens=4096) == "fell back"
-    assert all(OWN_PREFLIGHT in calls for calls in ranks.all("calls"))
-    for status, rank in zip(ranks.all("status"), ranks.ranks, strict=True):
-        assert status["declines"] == []
-        record = status["patches"]["sglang_forward"]
-        assert record["state"] == "applied"
-        assert record["reason"] == f"SGLang {release.partition('-')[2]}: a workspace is declined at pre-initialisation or not at all"
-        assert rank.said().count("event=not_voted") <= 1
-
-
-@pytest.mark.parametrize("release", BEFORE_THE_FIX)
-def test_in_forward_flashinfer_builds_without_a_vote(engine: Callable[..., Team], release: str) -> None:
-    ranks = engine(release)
-    both(ranks, "pre_initialize", tokens=128)
-    assert both(ranks, "forward", tokens=4096) == "fused"
-    for rank in ranks.ranks:
-        assert rank.said().count("event=not_voted") == 1
-
-
-@pytest.mark.parametrize("release", ["sglang-0.5.20"])
-def test_no_decline_at_all_where_nothing_tells_forward(engine: Callable[..., Team], release: str) -> None:
-    ranks = engine(release, simulate="2x8GiB;1=4MiB", environ={"FI_SHIM_DISABLE": "sglang_forward"})
-    both(ranks, "pre_initialize")
-    fell_back(ranks)
-    assert [status["declines"] for status in ranks.all("status")] == [[], []]
-
-
-@pytest.mark.parametrize("release", ["sglang-0.5.23"])
-def test_a_decline_in_forward_where_the_norm_falls_back(engine: Callable[..., Team], release: str) -> None:
-    ranks = engine(release, simulate="2x8GiB;1=200MiB")
-    assert not both(ranks, "pre_initialize", tokens=128)["unavailable"]
-    assert both(ranks, "forward", tokens=16384) == "fell back"
-    assert [len(status["declines"]) for status in ranks.all("status")] == [1, 1]
-    assert both(ranks, "all_reduce") == 2.0
-
-
-LATER: dict[str, str] = {
-    "cuMemCreate after the probe": "call=cuMemCreate,n=4,error=CUDA_ERROR_OUT_OF_MEMORY",
-    "cuMemMap": "call=cuMemMap,error=CUDA_ERROR_OUT_OF_MEMORY",
-    "export": "call=cuMemExportToShareableHandle,error=CUDA_ERROR_UNKNOWN",
-    "import": "call=cuMemImportFromShareableHandle,error=CUDA_ERROR_UNKNOWN",
-    "pointer table": "call=cuMemAlloc,error=CUDA_ERROR_OUT_OF_MEMORY",
-    "lamport kernel": "call=lamport_initialize,error=exception",
-}
-EVERY_DAY = "cuMemMap"
-NOT_ON_SYMM_MEM = ("export", "import", "pointer table")  # 0.5.15's FlashInfer allocates through torch
-
-
-def later_faults() -> list[Any]:
-    return [
-        pytest.param(release, fault, marks=() if fault == EVERY_DAY else pytest.mark.matrix)
-        for release in RELEASES
-        for fault in LATER
-        if release != "sglang-0.5.15" or fault not in NOT_ON_SYMM_MEM
-    ]
-
-
-@pytest.mark.parametrize(("release", "fault"), later_faults())
-def test_one_rank_fails_while_flashinfer_builds(engine: Callable[..., Team], release: str, fault: str) -> None:
-    ranks = engine(release, faults=f"rank=1,{LATER[fault]}")
-    both(ranks, "pre_initialize")
-    fell_back(ranks)
-
-
-@pytest.mark.parametrize(("release", "fault"), later_faults())
-def test_without_the_shim_that_leaves_a_peer_waiting(engine: Callable[..., Team], release: str, fault: str) -> None:
-    leaves_a_peer_waiting(engine(release, faults=f"rank=1,{LATER[fault]}", environ=SHIM_OFF), "pre_initialize")
-
-
-@pytest.mark.parametrize("release", ["sglang-0.5.23"])
-def test_fabric_on_one_rank_only(engine: Callable[..., Team], release: str) -> None:
-    how: dict[str, Any] = {"simulate": "2x8GiB;fabric=on", "each": {1: {"FI_SHIM_SIMULATE": "2x8GiB;fabric=off"}}}
-    ranks = engine(release, **how)
-    both(ranks, "pre_initialize")
-    fell_back(ranks)
-    leaves_a_peer_waiting(engine(release, **how, environ=SHIM_OFF), "pre_initialize")

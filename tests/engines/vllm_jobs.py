@@ -58,6 +58,10 @@ def workspace(tokens: int = 2048, hidden_dim: int = 1024, dtype: str = "bfloat16
     return None if found is None else str(found.backend)
 
 
+def multicast_address() -> int:
+    return int(reducing._fi_ar_workspace.mc_ptr)
+
+
 def all_reduce(tokens: int = 16, hidden_dim: int = 1024, dtype: str = "bfloat16") -> str:
     """As the communicator does for every tensor: by FlashInfer where that is possible, else plainly."""
     given: Any = _OnDevice(torch.ones(tokens, hidden_dim, dtype=getattr(torch, dtype)))
