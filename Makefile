@@ -13,7 +13,8 @@ ALONE := --last-failed --last-failed-no-failures none
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEPENDENCIES := pyproject.toml Makefile
 
-.PHONY: demo test lint matrix matrix-engines bench clean
+.PHONY: demo test lint matrix matrix-releases matrix-long matrix-engines bench clean
+.NOTPARALLEL:
 
 demo: $(VENV)/host
 	$(BIN)/python tools/fetch_flashinfer.py $(DEMO_FLASHINFER) >$(VENV)/demo-flashinfer
@@ -39,10 +40,15 @@ lint: $(VENV)/dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github/workflows
 
-matrix: $(VENV)/dev
+matrix: matrix-releases matrix-long
+
+matrix-releases: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py) >/dev/null
 	$(BIN)/python tools/matrix.py
-	@# What takes too long for every day: all faults, all orders of coming, all broken functions.
+
+# What takes too long for every day: all faults, all losses, all broken functions.
+matrix-long: $(VENV)/dev
+	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py) >/dev/null
 	$(BIN)/python -m pytest -n 2 -m matrix --ignore tests/real_flashinfer/test_releases.py --ignore tests/engines $(PYTEST_ARGS)
 
 matrix-engines: $(VENV)/dev
