@@ -32,7 +32,19 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fi_shim-matrix-") as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", TESTS, "--thorough", f"--releases={','.join(chosen)}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "2",
+            "--dist",
+            "worksteal",
+            "-q",
+            TESTS,
+            "--thorough",
+            f"--releases={','.join(chosen)}",
+        ]
         command.append(f"--junitxml={report}")
         exit_code = subprocess.run(command, check=False).returncode
         outcomes = _outcomes(report)
