@@ -32,6 +32,7 @@ def _call(build: Building, driver: Any, name: str, *args: Any, **kwargs: Any) ->
     code = driver.CUresult(SUCCESS)
     if build.reserve is not None and not kwargs:
         if name == "cuMemCreate" and (handle := build.reserve.serve(*args)) is not None:
+            build.journal.succeeded(name)
             _created(build, driver, args, handle)
             return code, handle
         if name == "cuMemRelease" and build.reserve.take_back(args[0]):

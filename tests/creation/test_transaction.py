@@ -69,6 +69,17 @@ def test_a_world_of_one_rank_reserves_nothing(team: Callable[..., Team]) -> None
     all_built(ranks.create(hidden_dim=32768))
 
 
+@pytest.mark.parametrize("preflight", ["probe", "reserve"])
+def test_a_call_that_was_refused_and_repeated_is_nobodys_fault(team: Callable[..., Team], preflight: str) -> None:
+    """0.7.4 asks for a fabric handle, is refused, and goes on with posix; then one rank fails."""
+    ranks = team(2, release="0.7.4", simulate="2x8GiB;fabric=denied", environ={"FI_SHIM_PREFLIGHT": preflight})
+    ranks.all("watch_builds")
+    ranks.all("fail_in_build", only=(1,), name="cuMemImportFromShareableHandle", n=1, how="code")
+    reason = all_declined(ranks.create(), "rank 1 (")["reason"]
+    assert "rank 0 (" not in reason
+    assert "NOT_PERMITTED" not in reason
+
+
 def test_what_was_reserved_is_released_when_another_rank_is_short(team: Callable[..., Team]) -> None:
     ranks = team(2, simulate="2x8GiB;1=4MiB", environ={"FI_SHIM_PREFLIGHT": "reserve"})
     all_declined(ranks.create(), "rank 1")

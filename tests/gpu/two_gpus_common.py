@@ -13,6 +13,7 @@ from flashinfer.comm import trtllm_ar
 from flashinfer.comm.mnnvl import TorchDistBackend, checkCudaErrors, cuda
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+DEVICE = RANK % torch.cuda.device_count()  # gloo ranks may share one GPU
 MIB = 1 << 20
 SHAPES = [(2048, 4096, torch.bfloat16), (2048, 12288, torch.bfloat16), (2048, 4096, torch.float32)]
 
@@ -35,8 +36,8 @@ def create(tokens: int, hidden: int, dtype: Any) -> Any:
 
 def begin(backend: str) -> None:
     """Take this rank's device and join the group."""
-    torch.cuda.set_device(RANK)
+    torch.cuda.set_device(DEVICE)
     trtllm_ar.trtllm_lamport_initialize = lamport_initialize
     trtllm_ar.get_trtllm_comm_module = lambda: None  # or it would be compiled before the vote
-    dist.init_process_group(backend, device_id=torch.device("cuda", RANK) if backend == "nccl" else None)
+    dist.init_process_group(backend, device_id=torch.device("cuda", DEVICE) if backend == "nccl" else None)
     dist.barrier()

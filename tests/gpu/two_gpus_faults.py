@@ -18,7 +18,7 @@ warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from two_gpus_common import MIB, RANK, SHAPES, begin, create  # noqa: E402
+from two_gpus_common import DEVICE, MIB, RANK, SHAPES, begin, create  # noqa: E402
 
 import fi_shim  # noqa: E402
 from fi_shim.patches.guarded_build import GuardedBuild  # noqa: E402
@@ -68,7 +68,7 @@ def grab() -> None:
     """Somebody takes all but 16 MiB of rank 1's device."""
     if RANK == 1:
         driver = seam.bindings()
-        properties = seam.allocation_properties(driver, RANK, seam.handle_type(driver, "posix"))
+        properties = seam.allocation_properties(driver, DEVICE, seam.handle_type(driver, "posix"))
         size = (torch.cuda.mem_get_info()[0] - 16 * MIB) // (2 * MIB) * (2 * MIB)
         ballast.append(seam.checked(driver, "cuMemCreate", size, properties, 0))
 
