@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fetch_flashinfer
+import hypothesis
 import pytest
 import releases
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parent.parent
 PROGRAM_TIME_LIMIT_S = 300
 
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 ONLY_WHEN_NAMED = {"creation", "engines"}
 """Folders whose tests for the matrix do not run by default."""

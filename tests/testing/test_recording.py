@@ -45,7 +45,7 @@ def as_tuples(recorded: Recorded) -> list[tuple[str, int, int]]:
     return [(one.allocator, one.requested, one.allocated) for one in recorded.allocations]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     world_size=st.integers(1, 16),
     tokens=st.integers(1, 9000),
@@ -74,7 +74,7 @@ def test_trtllm_is_as_the_table_says(
     assert recorded.metadata["hidden_dim"] == hidden
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     world_size=st.integers(1, 16),
     tokens=st.integers(1, 9000),
