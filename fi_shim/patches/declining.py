@@ -18,6 +18,9 @@ _KEPT: Final = 16
 DECLINES: Final[list[dict[str, Any]]] = []
 """The last declined requests of this process, for `status()`."""
 
+SAID: Final[dict[tuple[str, str], None]] = {}
+"""What was told as an error, since `reset()`."""
+
 
 def decline(kind: str, what: str, verdict: Verdict, rank: int | None, *, voted: bool, again: bool) -> Exception:
     """Return what to raise; never raises itself.
@@ -48,8 +51,11 @@ def _told(what: str, verdict: Verdict, rank: int | None) -> WorkspaceDeclined:
     DECLINES.append({"what": what, "reason": verdict.reason, "missing": list(verdict.missing), "records": records})
     del DECLINES[:-_KEPT]
     present = [r.rank for r in verdict.records if r.vote != "absent"]
-    speaks = rank is None or not present or rank == present[0]
+    speaks = (rank is None or not present or rank == present[0]) and (what, verdict.reason) not in SAID
     log.event("error" if speaks else "debug", "declined", what=what, reason=verdict.reason)
+    SAID[what, verdict.reason] = None
+    for old in list(SAID)[:-_KEPT]:
+        del SAID[old]
     return error
 
 

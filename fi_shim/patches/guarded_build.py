@@ -142,8 +142,10 @@ class GuardedBuild:
         records = self.verdict.records
         if not all(record.blame for record in records):
             return False
+        if isinstance(error, USE):
+            return True
         unprobed = self._prepared.verdict.outcome == "abstain" and len({record.reason for record in records}) == 1
-        return unprobed or isinstance(error, USE)
+        return unprobed and bool(self._build.journal.last_failure)  # else it may be a fault of ours that FlashInfer put into words
 
     def _with_backend(
         self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -187,7 +189,7 @@ class GuardedBuild:
         if not self._decided:
             assert self._prepared.session is not None
             with contextlib.suppress(Exception):  # the interrupt itself is what the caller must see
-                build.gathering.fail(f"{type(interrupt).__name__}: {interrupt}")
+                build.gathering.fail(f"{type(interrupt).__name__}: {interrupt}".rstrip(": "))
             with contextlib.suppress(Exception):
                 self._prepared.session.close(f"{type(interrupt).__name__}")
         with contextlib.suppress(Exception):

@@ -7,9 +7,12 @@ import secrets
 import weakref
 from typing import TYPE_CHECKING, Final
 
+from fi_shim.patches import declining
 from fi_shim.workspace.ballot.operations import Limits
 from fi_shim.workspace.ballot.protocol import Voter, request_name
 from fi_shim.workspace.store import StoreTransport, transport_of
+from fi_shim.workspace.transaction import MISTAKE
+from fi_shim.workspace.vote import differences
 
 if TYPE_CHECKING:
     from fi_shim.seams.groups import Electorate
@@ -22,8 +25,11 @@ _declined: Final[weakref.WeakKeyDictionary[StoreTransport, dict[str, tuple[Verdi
 
 
 def remember(electorate: Electorate, session: Session, record: Record, verdict: Verdict) -> None:
-    """Keep a no that all ranks have read in their store; what only this rank concluded is not kept."""
+    """Keep a no to the request that all ranks have read in their store: not what only this rank concluded, nor what one call had wrong."""
     voter = session.voter
+    present = [one for one in verdict.records if one.vote != "absent"]
+    if differences(present) or any(MISTAKE in one.facts for one in present):
+        return
     if electorate.group is None or not isinstance(voter, Voter) or not voter.from_store or not voter.attempt or not verdict.declined:
         return
     known = _declined.setdefault(transport_of(electorate.group), {})
@@ -61,3 +67,4 @@ def reset() -> None:
     for transport in list(_declined):
         transport.attempts.clear()
     _declined.clear()
+    declining.SAID.clear()

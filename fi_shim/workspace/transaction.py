@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SHARED_BY_HANDLE: Final = "cuMemCreate"
 SYMMETRIC: Final = "symm_mem"
+MISTAKE: Final = "mistake"
+"""Of a record's facts: the caller's mistake, which is no part of the request."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ def _facts(creation: Creation) -> tuple[Record, _Ground | None]:
         record = replace(record, device=devices.current_device())
         if creation.objection or creation.abstains or (creation.shape is None and creation.plan is None):
             vote: Vote = "no" if creation.objection else "abstain"
-            return replace(record, vote=vote, reason=creation.objection or creation.abstains or creation.problem), None
+            facts = {MISTAKE: True} if creation.objection else {}
+            return replace(record, vote=vote, reason=creation.objection or creation.abstains or creation.problem, facts=facts), None
         ground = _look_around(creation)
         record = replace(record, device=ground.device, regime=ground.regime.name)
         if reason := _unsuitable(ground):

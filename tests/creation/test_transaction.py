@@ -132,6 +132,38 @@ def test_a_rank_that_forgot_is_answered(team: Callable[..., Team], first: int) -
     assert "not enough free memory" in all_declined(ranks.create())["reason"]
 
 
+def test_who_repeats_what_was_declined_leaves_a_vote_on_another_request_alone(team: Callable[..., Team]) -> None:
+    """Ranks are milliseconds apart: one still hears that the large one was declined when the other one votes on the small one."""
+    ranks = team(2, simulate="2x40MiB", environ={"FI_SHIM_VOTE_TIMEOUT": "20"})
+    all_declined(ranks.create(tokens=8192, hidden_dim=4096), "not enough free memory")
+    ahead = ranks.start("create", only=(1,))
+    time.sleep(0.3)  # it waits
+    for _ in range(3):
+        repeated = ranks.results(ranks.start("create", only=(0,), tokens=8192, hidden_dim=4096))
+        all_declined(repeated, "not enough free memory")
+        prompt(repeated)
+        time.sleep(0.2)  # the one that waits looks
+    all_built([*ranks.results(ranks.start("create", only=(0,))), *ranks.results(ahead)])
+
+
+def test_what_one_call_had_wrong_is_not_held_against_the_next(team: Callable[..., Team]) -> None:
+    ranks = team(2)
+    all_declined(ranks.create(each={0: {"rank": 1}, 1: {"rank": 0}}), "rank 1 was passed")
+    all_built(ranks.create())
+    all_declined(ranks.create(tokens=64, each={1: {"tokens": 65}}), "differs")
+    all_built(ranks.create(tokens=64))
+
+
+def test_the_same_decline_is_one_error(team: Callable[..., Team]) -> None:
+    ranks = team(2)
+    for _ in range(3):
+        all_declined(ranks.create(tokens=64, each={1: {"tokens": 65}}), "differs")
+    assert ranks.ranks[0].said().count("event=declined") == 1
+    ranks.all("reset")
+    all_declined(ranks.create(tokens=64, each={1: {"tokens": 65}}), "differs")
+    assert ranks.ranks[0].said().count("event=declined") == 2
+
+
 def test_a_new_group_tries_again(team: Callable[..., Team]) -> None:
     ranks = team(2, faults="rank=1,call=cuMemCreate,error=CUDA_ERROR_OUT_OF_MEMORY")
     all_declined(ranks.create())

@@ -74,10 +74,12 @@ class Voter:
         yield from self._write("working", now + self.limits.silence)
 
     def refuse(self, request: str, attempt: str, reason: str) -> Steps[None]:
-        """Do not vote on a request: `attempt` has declined it, or (empty) it is out of the question now. Answers who waits already."""
+        """Do not vote on a request: `attempt` has declined it, or (empty) it is out of the question now. Answers who waits with it already."""
         found = yield Read(tuple(f"cell/{rank}" for rank in range(self.size)))
         cells = [cell_from_bytes(data) for data in found.values()]
-        waiting = tuple(cell.nonce for cell in cells if cell is not None and cell.state == "waiting")
+        waiting = tuple(
+            cell.nonce for cell in cells if cell and cell.state == "waiting" and cell.record and request_name(cell.record) == request
+        )
         now = yield Clock()
         refusal = Cell(self.nonce, "left", now, now, attempt, reason=reason, refuses=request, answers=waiting)
         self.written = refusal.to_bytes()
