@@ -49,7 +49,7 @@ matrix-releases: $(VENV)/dev
 # What takes too long for every day: all faults, all losses, all broken functions.
 matrix-long: $(VENV)/dev
 	$(BIN)/python tools/fetch_flashinfer.py $$($(BIN)/python tools/releases.py) >/dev/null
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m matrix --ignore tests/real_flashinfer/test_releases.py --ignore tests/engines $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m matrix --ignore tests/real_flashinfer/test_releases.py --ignore tests/engines --ignore tests/testing $(PYTEST_ARGS)
 
 matrix-engines: $(VENV)/dev
 	$(BIN)/python tools/fetch_engine.py --all >/dev/null
