@@ -17,11 +17,15 @@ from fi_shim.workspace.vote import differences
 if TYPE_CHECKING:
     from fi_shim.seams.groups import Electorate
     from fi_shim.workspace.ballot.session import Session
+    from fi_shim.workspace.ballot.worker import Task
     from fi_shim.workspace.vote import Record, Verdict
 
 KEPT: Final = 64
 """Requests that are remembered for each group."""
 _declined: Final[weakref.WeakKeyDictionary[StoreTransport, dict[str, tuple[Verdict, str]]]] = weakref.WeakKeyDictionary()
+
+_refusals: Final[weakref.WeakKeyDictionary[StoreTransport, Task[None]]] = weakref.WeakKeyDictionary()
+"""The last one of each group, which may wait for a store that does not answer."""
 
 
 def remember(electorate: Electorate, session: Session, record: Record, verdict: Verdict) -> None:
@@ -51,15 +55,21 @@ def recall(electorate: Electorate, record: Record) -> Verdict | None:
 
 
 def refuse(electorate: Electorate, record: Record, attempt: str, reason: str) -> None:
-    """Tell whoever waits for this rank, now or (if he knows the attempt) later, that it does not vote. Returns at once."""
+    """Tell whoever waits for this rank, now or (if he knows the attempt) later, that it does not vote.
+
+    It is said when this returns, or a late word would answer the next request of a peer; a store that does not answer is waited for once.
+    """
     if electorate.group is None:
         return
     with contextlib.suppress(Exception):  # who is not told ends at his limit
         transport = transport_of(electorate.group)
         if transport.lock.locked():
             return  # another thread of this process votes: its cell is not to be overwritten
+        grace, last = Limits().grace, _refusals.get(transport)
         voter = Voter(electorate.rank, electorate.size, secrets.token_hex(16), Limits())
-        transport.worker.start(voter.refuse(request_name(record), attempt, reason), Limits().grace)
+        _refusals[transport] = transport.worker.start(voter.refuse(request_name(record), attempt, reason), grace)
+        if last is None or last.done.is_set():
+            _refusals[transport].done.wait(grace)
 
 
 def reset() -> None:
