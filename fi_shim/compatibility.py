@@ -68,9 +68,9 @@ def known_releases() -> tuple[str, ...]:
     """All releases with a table that can be used, oldest first."""
     from packaging.version import InvalidVersion, Version
 
-    *overlays, packaged = folders()
-    versions: dict[Version, str] = {}
-    for folder in (*overlays, packaged):
+    everywhere = folders()
+    packaged, versions = everywhere[-1], dict[Version, str]()
+    for folder in everywhere:
         for path in (folder / "releases").glob("*.toml"):
             try:
                 version = Version(path.stem)

@@ -32,20 +32,8 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fi_shim-matrix-") as folder:
         report = Path(folder, "report.xml")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-n",
-            "2",
-            "--dist",
-            "worksteal",
-            "-q",
-            TESTS,
-            "--thorough",
-            f"--releases={','.join(chosen)}",
-        ]
-        command.append(f"--junitxml={report}")
+        options = ("-n", "2", "--dist", "worksteal", "-q", "--thorough", f"--releases={','.join(chosen)}", f"--junitxml={report}")
+        command = [sys.executable, "-m", "pytest", *options, TESTS]
         exit_code = subprocess.run(command, check=False).returncode
         outcomes = _outcomes(report)
     columns = sorted({test for tests in outcomes.values() for test in tests})

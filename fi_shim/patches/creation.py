@@ -30,29 +30,17 @@ _building = threading.local()
 def make_guard(kind: Kind, original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """FlashInfer's constructor or creator, behind the votes. Everything else is FlashInfer's."""
     switch, settings = context.record.switch, context.settings
+    attempt = _ending(kind, lambda *args, **kwargs: transact(kind, original, args, kwargs, settings))
 
     @functools.wraps(original, updated=())
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not switch.on or getattr(_building, "yes", False):
             return original(*args, **kwargs)
-        _building.yes, built = True, None
+        _building.yes = True
         try:
-            built, error = transact(kind, original, args, kwargs, settings)
-        except Exception as fault:  # noqa: BLE001  # ours, and the peers cannot know: building alone would hang
-            error = bare_decline(kind, fault)
-            with contextlib.suppress(Exception):  # noise only
-                silence_destructor(kind, args)
+            return attempt(*args, **kwargs)
         finally:
             _building.yes = False
-        context = error.__context__ if error is not None else None
-        try:
-            if error is not None:
-                raise error
-            return built
-        finally:
-            if error is not None:
-                error.__context__ = context  # FlashInfer's own, and not what the caller happens to handle
-            del built, error, context  # an exception must not keep this frame, which would keep it
 
     return outside_graphs(guarded)
 
@@ -61,26 +49,46 @@ def _make_restore_guard(backend: str, original: Callable[..., Any], context: Con
     """`checkpoint_restore` behind the votes."""
     switch, settings = context.record.switch, context.settings
 
+    def ask(workspace: Any, comm_backend: Any) -> tuple[Any, Exception | None]:
+        known = restore_asked(backend, workspace, comm_backend)
+        if known is not None:
+            return transact("restore", original, (workspace, comm_backend), {}, settings, known)
+        try:
+            return original(workspace, comm_backend), None
+        except Exception as error:  # noqa: BLE001  # FlashInfer's own; the caller gets it
+            return None, error
+
+    attempt = _ending("restore", ask)
+
     @functools.wraps(original, updated=())
     def guarded(self: Any, comm_backend: Any) -> Any:
-        known, restored, error = None, None, None
+        return (attempt if switch.on else original)(self, comm_backend)
+
+    return outside_graphs(guarded)
+
+
+def _ending(kind: Kind, attempt: Callable[..., tuple[Any, Exception | None]]) -> Callable[..., Any]:
+    """A function that returns, or raises as it is, what `attempt` gives. What that raises itself is a fault of ours, and declines."""
+
+    def end(*args: Any, **kwargs: Any) -> Any:
+        built = None
         try:
-            known = restore_asked(backend, self, comm_backend) if switch.on else None
-            if known is not None:
-                restored, error = transact("restore", original, (self, comm_backend), {}, settings, known)
-        except Exception as fault:  # noqa: BLE001  # the same
-            error = bare_decline("restore", fault)
-        context = error.__context__ if error is not None else None
+            built, error = attempt(*args, **kwargs)
+        except Exception as fault:  # noqa: BLE001  # the peers cannot know: building alone would hang
+            error = bare_decline(kind, fault)
+            with contextlib.suppress(Exception):  # noise only
+                silence_destructor(kind, args)
+        followed = error.__context__ if error is not None else None
         try:
             if error is not None:
                 raise error
-            return original(self, comm_backend) if known is None else restored
+            return built
         finally:
             if error is not None:
-                error.__context__ = context  # as above
-            del restored, error, context
+                error.__context__ = followed  # FlashInfer's own, and not what the caller happens to handle
+            del built, error, followed  # an exception must not keep this frame, which would keep it
 
-    return outside_graphs(guarded)
+    return end
 
 
 def _apply_to_allreduce(module: ModuleType, context: Context) -> str:

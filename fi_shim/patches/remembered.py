@@ -31,10 +31,10 @@ _refusals: Final[weakref.WeakKeyDictionary[StoreTransport, Task[None]]] = weakre
 def remember(electorate: Electorate, session: Session, record: Record, verdict: Verdict) -> None:
     """Keep a no to the request that all ranks have read in their store: not what only this rank concluded, nor what one call had wrong."""
     voter = session.voter
+    if electorate.group is None or not isinstance(voter, Voter) or not voter.from_store or not voter.attempt or not verdict.declined:
+        return
     present = [one for one in verdict.records if one.vote != "absent"]
     if differences(present) or any(MISTAKE in one.facts for one in present):
-        return
-    if electorate.group is None or not isinstance(voter, Voter) or not voter.from_store or not voter.attempt or not verdict.declined:
         return
     known = _declined.setdefault(transport_of(electorate.group), {})
     known[request_name(record)] = verdict, voter.attempt

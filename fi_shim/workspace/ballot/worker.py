@@ -89,9 +89,9 @@ class Task(Generic[T]):
                         raise
                 self.performed += 1
         except BaseException as raised:  # noqa: BLE001  # it is the caller's
-            self._error = raised
-        with self._lock:
-            self.done.set()
+            with self._lock:
+                self._error = raised
+                self.done.set()
 
     def _step(self, reply: object) -> Operation | None:
         """Return the next operation, None after the last. Whoever gives up does so before it or after it: steps that end are not in doubt."""
